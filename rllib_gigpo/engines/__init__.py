@@ -1,0 +1,1 @@
+"""Engines that serve language-model policies to the rollouts."""
