@@ -1,0 +1,66 @@
+"""The list of bundled environments, and what each needs to be built, prompted and tested.
+
+To add an environment, write its module, give `ENVIRONMENTS` one entry, and write its profile. The
+entry is all it takes: `rllib_gigpo` finds it through the entry-point group `rllib_gigpo.envs`,
+gymnasium registers it as `rllib_gigpo/<Name>-v0`, and the contract test plays it. Classes are
+named as strings, so reading the catalogue imports no simulator.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import gymnasium
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class EnvEntry(NamedTuple):
+    """One bundled environment.
+
+    Attributes:
+        env: `"module:Class"` of the environment; the class takes keyword arguments only.
+        profile: `"module:attribute"` of the agent profile (prompt, memory, action parsing) that
+            plays it.
+        kwargs: Constructor arguments that make this entry out of the class.
+        multi_agent: Whether the class is an RLlib `MultiAgentEnv`.
+        extra: The pip extra that installs its simulator, None if nothing more is needed.
+        contract_kwargs: Further constructor arguments under which the contract test plays it,
+            chosen so that no download is needed.
+    """
+
+    env: str
+    profile: str
+    kwargs: Mapping[str, Any] = _NONE
+    multi_agent: bool = False
+    extra: str | None = None
+    contract_kwargs: Mapping[str, Any] = _NONE
+
+
+_KEY_DOOR_PROFILE = "rllib_gigpo.agent.profiles.key_door:profile"
+
+ENVIRONMENTS: dict[str, EnvEntry] = {
+    "KeyDoor": EnvEntry("envs.key_door:KeyDoor", _KEY_DOOR_PROFILE),
+    "KeyDoorLocal": EnvEntry("envs.key_door:KeyDoor", _KEY_DOOR_PROFILE, {"view": "local"}),
+    "KeyDoorTeam": EnvEntry("envs.key_door_team:KeyDoorTeam", _KEY_DOOR_PROFILE, multi_agent=True),
+}
+
+
+def make(name: str, **kwargs: Any) -> gymnasium.Env:
+    """Build a bundled environment by name.
+
+    Args:
+        name: A key of `ENVIRONMENTS`.
+        **kwargs: Constructor arguments; they override those of the entry.
+
+    Raises:
+        ValueError: No environment has this name.
+    """
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"no environment is named {name!r}; use one of {sorted(ENVIRONMENTS)}")
+    entry = ENVIRONMENTS[name]
+    module, _, attribute = entry.env.partition(":")
+    return getattr(importlib.import_module(module), attribute)(**{**entry.kwargs, **kwargs})
