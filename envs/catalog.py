@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gymnasium
-
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class EnvEntry(NamedTuple):
@@ -34,10 +31,10 @@ class EnvEntry(NamedTuple):
 
     env: str
     profile: str
-    kwargs: Mapping[str, Any] = _NONE
+    kwargs: Mapping[str, Any] = {}
     multi_agent: bool = False
     extra: str | None = None
-    contract_kwargs: Mapping[str, Any] = _NONE
+    contract_kwargs: Mapping[str, Any] = {}
 
 
 _KEY_DOOR_PROFILE = "rllib_gigpo.agent.profiles.key_door:profile"
