@@ -1,0 +1,103 @@
+"""From task, memory and observation to chat messages. The prompt is rebuilt at every step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Any, Protocol
+
+Message = dict[str, str]
+
+_FIELDS = frozenset(
+    {"task", "observation", "history", "history_length", "step", "admissible_actions"}
+)
+
+
+@dataclass(frozen=True)
+class PromptContext:
+    """What a prompt may show.
+
+    Attributes:
+        task: The environment's task text (empty when it has none).
+        observation: The current observation.
+        history: The memory's text (empty at the first step).
+        history_length: Number of steps that the history shows.
+        step: Number of steps already taken, 0 at the start.
+        admissible_actions: What the environment offers; empty when it offers nothing.
+        info: The environment's whole info dict.
+    """
+
+    task: str
+    observation: str
+    history: str = ""
+    history_length: int = 0
+    step: int = 0
+    admissible_actions: tuple[str, ...] = ()
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PromptTemplate(Protocol):
+    """The prompt contract: any callable from context to chat messages."""
+
+    def __call__(self, context: PromptContext) -> list[Message]:
+        """Build the messages of one step."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """One user message (and an optional system message) filled by `str.format`.
+
+    Fields: {task}, {observation}, {history}, {history_length}, {step} (counted from 1),
+    {admissible_actions}.
+
+    Attributes:
+        user: Text of every step that has no history.
+        user_with_history: Text of the steps that have; None means `user`.
+        system: Text of the system message, or None.
+        hide_actions: Admissible actions that are not listed (such as "help").
+        action_line: How one admissible action is written.
+        action_separator: What stands between two of them.
+
+    Raises:
+        ValueError: A field that is not one of the six.
+    """
+
+    user: str
+    user_with_history: str | None = None
+    system: str | None = None
+    hide_actions: tuple[str, ...] = ()
+    action_line: str = "'{action}'"
+    action_separator: str = "\n"
+
+    def __post_init__(self):
+        """Check the fields now rather than in the middle of a rollout."""
+        for text in (self.user, self.user_with_history or "", self.system or ""):
+            unknown = {name for _, name, _, _ in Formatter().parse(text) if name} - _FIELDS
+            if unknown:
+                raise ValueError(
+                    f"prompt template uses unknown field {sorted(unknown)[0]!r}: "
+                    f"expected one of {sorted(_FIELDS)} (write {{{{ for a literal brace)"
+                )
+
+    def __call__(self, context: PromptContext) -> list[Message]:
+        """Build the messages of one step."""
+        actions = self.action_separator.join(
+            self.action_line.format(action=action)
+            for action in context.admissible_actions
+            if action not in self.hide_actions
+        )
+        values = {
+            "task": context.task,
+            "observation": context.observation,
+            "history": context.history,
+            "history_length": context.history_length,
+            "step": context.step + 1,
+            "admissible_actions": actions,
+        }
+        text = self.user
+        if context.history_length and self.user_with_history is not None:
+            text = self.user_with_history
+        messages = [{"role": "user", "content": text.format(**values)}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system.format(**values)})
+        return messages

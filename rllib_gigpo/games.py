@@ -1,0 +1,196 @@
+"""One face for single- and multi-agent environments, as the rollouts see them.
+
+A `Game` speaks in dicts keyed by agent id; a single-agent environment has the one agent
+`SOLO_AGENT`. Its recorder fills the matching RLlib episode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+SOLO_AGENT = "agent"
+
+
+class Outcome(NamedTuple):
+    """What one environment step gave, per agent id."""
+
+    observations: dict[Any, str]
+    rewards: dict[Any, float]
+    infos: dict[Any, Mapping[str, Any]]
+
+
+class Game:
+    """An environment that is being played.
+
+    Args:
+        env: A gymnasium environment with string observations and actions, or an RLlib
+            MultiAgentEnv with the same per agent.
+        name: For error messages.
+
+    Raises:
+        TypeError: `env` is neither.
+    """
+
+    def __init__(self, env: gym.Env | MultiAgentEnv, name: str):
+        if not isinstance(env, gym.Env | MultiAgentEnv):
+            raise TypeError(
+                f"environment {name!r} is a {type(env).__name__}: expected a gymnasium.Env or an "
+                "RLlib MultiAgentEnv"
+            )
+        self.env = env
+        self.name = name
+        self.is_team = isinstance(env, MultiAgentEnv)
+        self.terminated = False
+        self.truncated = False
+        self._last_infos: dict[Any, Mapping[str, Any]] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode has ended."""
+        return self.terminated or self.truncated
+
+    def truncate(self) -> None:
+        """End the episode from outside; one that has terminated stays terminated."""
+        self.truncated = self.truncated or not self.terminated
+
+    def reset(
+        self, seed: int, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[Any, str], dict[Any, Mapping[str, Any]]]:
+        """Start the episode of a seed."""
+        self.terminated = self.truncated = False
+        observations, infos = self.env.reset(
+            seed=seed, options=None if options is None else dict(options)
+        )
+        if not self.is_team:
+            observations, infos = {SOLO_AGENT: observations}, {SOLO_AGENT: infos}
+        self._check_observations(observations)
+        self._last_infos = dict(infos)
+        return observations, infos
+
+    def step(self, actions: Mapping[Any, str]) -> Outcome:
+        """Take one environment step.
+
+        Raises:
+            TypeError: An observation is not a string.
+            ValueError: A reward is not finite.
+        """
+        if self.is_team:
+            observations, rewards, terminated, truncated, infos = self.env.step(dict(actions))
+            self.terminated = bool(terminated["__all__"])
+            self.truncated = bool(truncated["__all__"])
+        else:
+            observation, reward, terminated, truncated, info = self.env.step(actions[SOLO_AGENT])
+            self.terminated, self.truncated = bool(terminated), bool(truncated)
+            observations, infos = {SOLO_AGENT: observation}, {SOLO_AGENT: info}
+            rewards = {SOLO_AGENT: reward}
+        self._check_observations(observations)
+        rewards = {agent: float(reward) for agent, reward in rewards.items()}
+        for agent, reward in rewards.items():
+            if not math.isfinite(reward):
+                raise ValueError(
+                    f"environment {self.name!r} gave reward {reward} to {agent!r}: rewards must "
+                    "be finite numbers"
+                )
+        self._last_infos.update(infos)
+        return Outcome(dict(observations), rewards, dict(infos))
+
+    def verdict(self) -> dict[str, Any]:
+        """Return what the episode came to: won, score, task_id, task_type, where known."""
+        found = {}
+        for info in self._last_infos.values():
+            found |= {
+                key: info[key] for key in ("won", "score", "task_id", "task_type") if key in info
+            }
+        return found
+
+    def recorder(self, policy_of: Callable[[Any], str]) -> SoloRecorder | TeamRecorder:
+        """Return a recorder for the episode that starts now."""
+        return TeamRecorder(policy_of) if self.is_team else SoloRecorder()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _check_observations(self, observations: Mapping[Any, Any]) -> None:
+        for agent, observation in observations.items():
+            if not isinstance(observation, str):
+                raise TypeError(
+                    f"environment {self.name!r} observed a {type(observation).__name__} for "
+                    f"{agent!r}: expected a string (wrap the environment to render its state)"
+                )
+
+
+class SoloRecorder:
+    """Fills a SingleAgentEpisode."""
+
+    def __init__(self):
+        self.episode = SingleAgentEpisode()
+
+    def start(self, observations: Mapping, infos: Mapping) -> None:
+        """Record the reset."""
+        self.episode.add_env_reset(observations[SOLO_AGENT], infos[SOLO_AGENT])
+
+    def step(
+        self,
+        *,
+        observations: Mapping[Any, np.ndarray],
+        actions: Mapping[Any, np.ndarray],
+        rewards: Mapping[Any, float],
+        infos: Mapping[Any, Mapping],
+        terminated: bool,
+        truncated: bool,
+        extras: Mapping[Any, Mapping],
+    ) -> None:
+        """Record one step."""
+        self.episode.add_env_step(
+            observations[SOLO_AGENT],
+            actions[SOLO_AGENT],
+            rewards[SOLO_AGENT],
+            dict(infos[SOLO_AGENT]),
+            terminated=terminated,
+            truncated=truncated,
+            extra_model_outputs=dict(extras[SOLO_AGENT]),
+        )
+
+
+class TeamRecorder:
+    """Fills a MultiAgentEpisode."""
+
+    def __init__(self, policy_of: Callable[[Any], str]):
+        self.episode = MultiAgentEpisode(
+            agent_to_module_mapping_fn=lambda agent_id, episode, **_: policy_of(agent_id)
+        )
+
+    def start(self, observations: Mapping, infos: Mapping) -> None:
+        """Record the reset."""
+        self.episode.add_env_reset(observations=dict(observations), infos=dict(infos))
+
+    def step(
+        self,
+        *,
+        observations: Mapping[Any, np.ndarray],
+        actions: Mapping[Any, np.ndarray],
+        rewards: Mapping[Any, float],
+        infos: Mapping[Any, Mapping],
+        terminated: bool,
+        truncated: bool,
+        extras: Mapping[Any, Mapping],
+    ) -> None:
+        """Record one step of all agents that acted."""
+        self.episode.add_env_step(
+            observations=dict(observations),
+            actions=dict(actions),
+            rewards=dict(rewards),
+            infos=dict(infos),
+            terminateds={"__all__": terminated},
+            truncateds={"__all__": truncated},
+            extra_model_outputs={agent: dict(extra) for agent, extra in extras.items()},
+        )

@@ -1,0 +1,145 @@
+"""Environments by name: `register_llm_env`, installed plug-ins, and gymnasium ids.
+
+A name is looked up in this order: names registered in this process, entry points of the group
+`rllib_gigpo.envs` (a dict of catalogue entries, or one environment class), the bundled `envs`
+package of a source checkout, gymnasium's own registry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+from ray.tune.registry import register_env
+
+from rllib_gigpo.agent.profile import AgentProfile, default_profile
+
+ENTRY_POINT_GROUP = "rllib_gigpo.envs"
+
+
+@dataclass(frozen=True)
+class LLMEnvSpec:
+    """How to make an environment, and the agent profile that goes with it.
+
+    Attributes:
+        name: The name users write.
+        creator: From an env_config mapping to a new environment.
+        profile: Makes the default agent profile.
+        defaults: Constructor arguments that env_config overrides.
+    """
+
+    name: str
+    creator: Callable[[Mapping[str, Any]], Any]
+    profile: Callable[[], AgentProfile] = default_profile
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, env_config: Mapping[str, Any] | None = None) -> Any:
+        """Make one environment (gymnasium.Env or RLlib MultiAgentEnv)."""
+        return self.creator({**self.defaults, **(env_config or {})})
+
+
+_registered: dict[str, LLMEnvSpec] = {}
+
+
+def register_llm_env(
+    name: str,
+    creator: Callable[..., Any],
+    profile: AgentProfile | Callable[[], AgentProfile] = default_profile,
+) -> None:
+    """Make an environment known by name, on this process and on every Ray worker.
+
+    Args:
+        name: What `config.environment(name)` says.
+        creator: An environment class (its constructor takes env_config as keywords), or a callable
+            from the env_config mapping to an environment.
+        profile: The agent profile, or a callable that makes it.
+    """
+    make_profile = profile if callable(profile) else lambda: profile
+    if isinstance(creator, type):
+        cls = creator
+        creator = lambda env_config: cls(**env_config)  # noqa: E731
+    _registered[name] = LLMEnvSpec(name, creator, make_profile)
+    _announce(_registered[name])
+
+
+def get_env_spec(name: str) -> LLMEnvSpec:
+    """Find an environment by name and make it known to Ray's workers.
+
+    Raises:
+        ValueError: Nothing of that name; the message lists close names.
+    """
+    spec = _registered.get(name) or _plugins().get(name) or _gymnasium_spec(name)
+    if spec is None:
+        known = sorted({*_registered, *_plugins()})
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(
+            f"no environment is called {name!r}: {hint}known are {known}, any gymnasium id, and "
+            "what register_llm_env(name, creator) has added in this process"
+        )
+    _announce(spec)
+    return spec
+
+
+def _announce(spec: LLMEnvSpec) -> None:
+    register_env(spec.name, lambda env_config: spec.make(env_config))
+
+
+@cache
+def _plugins() -> dict[str, LLMEnvSpec]:
+    found = {}
+    entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    for entry_point in entry_points:
+        loaded = entry_point.load()
+        if isinstance(loaded, Mapping):
+            found |= {name: _from_catalog(name, entry) for name, entry in loaded.items()}
+        else:
+            found[entry_point.name] = LLMEnvSpec(
+                entry_point.name, lambda env_config, cls=loaded: cls(**env_config)
+            )
+    if not any(entry_point.name == "bundled" for entry_point in entry_points):
+        found |= {name: _from_catalog(name, e) for name, e in _source_catalog().items()}
+    return found
+
+
+def _source_catalog() -> Mapping[str, Any]:
+    """Return the bundled catalogue of a checkout that is not installed (`ray job submit`)."""
+    try:
+        module = importlib.import_module("envs.catalog")
+    except ModuleNotFoundError as error:
+        shadow = importlib.util.find_spec("envs")
+        if shadow is not None:
+            raise ImportError(
+                f"another package called 'envs' ({shadow.origin}) hides the one of rllib_gigpo: "
+                "put the folder of rllib_gigpo first on PYTHONPATH, or pip install rllib-gigpo"
+            ) from error
+        return {}
+    return module.ENVIRONMENTS
+
+
+def _from_catalog(name: str, entry: Any) -> LLMEnvSpec:
+    def create(env_config: Mapping[str, Any]) -> Any:
+        return _load(entry.env)(**env_config)
+
+    def profile() -> AgentProfile:
+        return _load(entry.profile)()
+
+    return LLMEnvSpec(name, create, profile, dict(entry.kwargs))
+
+
+def _gymnasium_spec(name: str) -> LLMEnvSpec | None:
+    if name not in gym.registry:
+        return None
+    return LLMEnvSpec(name, lambda env_config: gym.make(name, **env_config))
+
+
+def _load(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
