@@ -43,6 +43,12 @@ ENVIRONMENTS: dict[str, EnvEntry] = {
     "KeyDoor": EnvEntry("envs.key_door:KeyDoor", _KEY_DOOR_PROFILE),
     "KeyDoorLocal": EnvEntry("envs.key_door:KeyDoor", _KEY_DOOR_PROFILE, {"view": "local"}),
     "KeyDoorTeam": EnvEntry("envs.key_door_team:KeyDoorTeam", _KEY_DOOR_PROFILE, multi_agent=True),
+    "ALFWorld": EnvEntry(
+        "envs.alfworld:ALFWorld",
+        "rllib_gigpo.agent.profiles.alfworld:profile",
+        extra="alfworld",
+        contract_kwargs={"games": "shipped"},
+    ),
 }
 
 
