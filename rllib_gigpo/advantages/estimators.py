@@ -1,0 +1,263 @@
+"""Advantage estimators over a table of environment steps: GiGPO, GRPO and RLOO.
+
+A row is one environment step of one agent. Rows may come in any order; `step` orders them inside a
+trajectory, which is one (episode, agent) pair. Episode groups are (group, agent) pairs and anchor
+groups (group, agent, anchor) triples, so two agents never share a baseline.
+
+    G_t = r_t + gamma r_{t+1} + ...          discounted return of a row      (Eq. 5)
+    A_E = (R - mean R) / F  in its group     episode advantage               (Eq. 3)
+    A_S = (G_t - mean G) / F  at its anchor  step advantage                  (Eqs. 6 and 7)
+    A   = A_E + omega A_S                                                    (Eq. 8)
+
+R is the undiscounted return of the trajectory, F the unbiased standard deviation + 1e-6 or 1.
+Equation numbers are those of GiGPO, arXiv 2505.10978. Statistics are float64 and taken in a
+canonical row order: permuting the rows permutes the result bit for bit.
+
+The invalid-action penalty c lowers, by `penalty_scope`,
+
+*   "return": the reward of the invalid row, before any return is taken; it reaches the trajectory's
+    R and the discounted returns of earlier rows.
+*   "step": that row alone, undiscounted: its episode score R - c and its step return G_t - c.
+
+The group mean and F of the episode level are weighted over rows, by `group_mean_over`,
+
+*   "episodes": each trajectory has weight 1, spread evenly over its rows. Without a "step" penalty
+    this is the plain mean and standard deviation of the N returns. With one, an episode counts with
+    the mean score of its rows, F includes the spread between the rows, and A_E weighted so still
+    sums to 0 over the group.
+*   "steps": each row has weight 1, so long episodes weigh more, as in the authors' framework. This
+    baseline depends on the sampled lengths and biases the gradient.
+
+A trajectory alone in its group gets A_E = 0, a row alone at its anchor A_S = 0.
+
+Shapes: N rows, E trajectories.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rllib_gigpo.advantages.parts import (
+    BoolArray,
+    FloatArray,
+    FNorm,
+    IntArray,
+    check_choice,
+    dense_ids,
+    discounted_returns,
+    group_normalize,
+    group_sums,
+    leave_one_out,
+)
+from rllib_gigpo.advantages.table import StepTable, canonical
+
+GroupMeanOver = Literal["episodes", "steps"]
+PenaltyScope = Literal["return", "step"]
+
+
+class Advantages(NamedTuple):
+    """What an estimator says of every row, each of shape [N], in the row order of the table.
+
+    Attributes:
+        total: The advantage the loss uses.
+        episode: The episode level, A_E.
+        step: The step level, A_S, before the factor omega.
+        step_return: Discounted return-to-go, with the penalty by its scope.
+        step_group_size: Number of rows in the row's anchor group.
+    """
+
+    total: FloatArray
+    episode: FloatArray
+    step: FloatArray
+    step_return: FloatArray
+    step_group_size: IntArray
+
+
+class _Scores(NamedTuple):
+    """Scores and groups of every row [N] in canonical order, shared by the estimators.
+
+    Attributes:
+        order: Row of the table at each place of the canonical order.
+        group: Episode-group id.
+        anchor: Anchor-group id.
+        episode_score: R of the row's trajectory, with the penalty by its scope.
+        step_return: G_t, with the penalty by its scope.
+        weight: Weight of the row in the episode-level statistics.
+        alone: Whether the row's trajectory is the only one of its group.
+        resolution: Bound on the rounding error of a return; closer returns count as equal.
+    """
+
+    order: IntArray
+    group: IntArray
+    anchor: IntArray
+    episode_score: FloatArray
+    step_return: FloatArray
+    weight: FloatArray
+    alone: BoolArray
+    resolution: float
+
+
+def gigpo(
+    table: StepTable,
+    *,
+    omega: float = 1.0,
+    gamma: float = 0.95,
+    f_norm: FNorm = "std",
+    group_mean_over: GroupMeanOver = "episodes",
+    invalid_action_penalty: float = 0.0,
+    penalty_scope: PenaltyScope = "return",
+) -> Advantages:
+    """Compute GiGPO advantages, A_E + omega A_S (arXiv 2505.10978, Eqs. 3 and 5-8).
+
+    Args:
+        table: The rows [N].
+        omega: Weight of the step level, at least 0; 0 is GRPO.
+        gamma: Discount per step of a trajectory for the step level, in [0, 1].
+        f_norm: Divide by the unbiased standard deviation + 1e-6 ("std") or by 1 ("none").
+        group_mean_over: What the episode-level mean and F count (module docstring).
+        invalid_action_penalty: What an invalid action costs, at least 0.
+        penalty_scope: Where it is taken off (module docstring).
+
+    Returns:
+        Advantages of every row.
+
+    Raises:
+        ValueError: A setting is out of range, a column has a wrong shape, a reward is not finite,
+            a trajectory has a step twice or lies in two groups.
+    """
+    _check_at_least_zero("omega", omega)
+    scores = _score_rows(table, gamma, group_mean_over, invalid_action_penalty, penalty_scope)
+    episode = group_normalize(
+        scores.episode_score,
+        scores.group,
+        f_norm,
+        weights=scores.weight,
+        resolution=scores.resolution,
+    )
+    step = group_normalize(scores.step_return, scores.anchor, f_norm, resolution=scores.resolution)
+    return _in_table_order(scores, np.where(scores.alone, 0.0, episode), step, omega)
+
+
+def grpo(
+    table: StepTable,
+    *,
+    f_norm: FNorm = "std",
+    group_mean_over: GroupMeanOver = "episodes",
+    invalid_action_penalty: float = 0.0,
+    penalty_scope: PenaltyScope = "return",
+) -> Advantages:
+    """Compute GRPO advantages over whole episodes (arXiv 2402.03300, Sec. 4.1.2).
+
+    This is GiGPO with omega = 0; with `f_norm="none"` it is the advantage of Dr.GRPO (arXiv
+    2503.20783). `step` and `step_return` (undiscounted) are reported and not used in `total`.
+
+    Args:
+        table: The rows [N].
+        f_norm: As in `gigpo`.
+        group_mean_over: As in `gigpo`.
+        invalid_action_penalty: As in `gigpo`.
+        penalty_scope: As in `gigpo`.
+
+    Returns:
+        Advantages of every row.
+
+    Raises:
+        ValueError: As in `gigpo`.
+    """
+    return gigpo(
+        table,
+        omega=0.0,
+        gamma=1.0,
+        f_norm=f_norm,
+        group_mean_over=group_mean_over,
+        invalid_action_penalty=invalid_action_penalty,
+        penalty_scope=penalty_scope,
+    )
+
+
+def rloo(
+    table: StepTable,
+    *,
+    group_mean_over: GroupMeanOver = "episodes",
+    invalid_action_penalty: float = 0.0,
+    penalty_scope: PenaltyScope = "return",
+) -> Advantages:
+    """Compute RLOO advantages: R minus the mean R of the group's other episodes.
+
+    Source: Ahmadian et al., arXiv 2402.14740, Sec. 3.2. Equals GRPO without std times N / (N - 1).
+    `step` is 0; `step_return` (undiscounted) and the group sizes are reported.
+
+    Args:
+        table: The rows [N].
+        group_mean_over: "episodes" leaves one episode out, "steps" one row.
+        invalid_action_penalty: As in `gigpo`.
+        penalty_scope: As in `gigpo`.
+
+    Returns:
+        Advantages of every row.
+
+    Raises:
+        ValueError: As in `gigpo`.
+    """
+    scores = _score_rows(table, 1.0, group_mean_over, invalid_action_penalty, penalty_scope)
+    episode = leave_one_out(
+        scores.episode_score, scores.group, weights=scores.weight, resolution=scores.resolution
+    )
+    no_step_level = np.zeros(len(episode))
+    return _in_table_order(scores, np.where(scores.alone, 0.0, episode), no_step_level, 0.0)
+
+
+def _score_rows(
+    table: StepTable,
+    gamma: float,
+    group_mean_over: GroupMeanOver,
+    penalty: float,
+    penalty_scope: PenaltyScope,
+) -> _Scores:
+    """Check the table, put it in canonical order and score every row."""
+    check_choice("group_mean_over", group_mean_over, ("episodes", "steps"))
+    check_choice("penalty_scope", penalty_scope, ("return", "step"))
+    _check_at_least_zero("invalid_action_penalty", penalty)
+    order, rows = canonical(table)
+    trajectory = dense_ids(rows.episode, rows.agent)
+    group = dense_ids(rows.group, rows.agent)
+    cost = np.where(rows.valid, 0.0, penalty)
+    reward = rows.reward - cost if penalty_scope == "return" else rows.reward
+    row_cost = cost if penalty_scope == "step" else np.zeros(len(order))
+
+    length = np.bincount(trajectory)
+    share = 1.0 / length[trajectory]
+    returns = group_sums(trajectory, reward)
+    mates = group_sums(group, share)
+    magnitude = group_sums(trajectory, np.abs(rows.reward) + cost).max(initial=0.0)
+    return _Scores(
+        order=order,
+        group=group,
+        anchor=dense_ids(group, rows.anchor),
+        episode_score=returns[trajectory] - row_cost,
+        step_return=discounted_returns(reward, trajectory, rows.step, gamma) - row_cost,
+        weight=share if group_mean_over == "episodes" else np.ones(len(order)),
+        alone=mates[group] < 1.5,
+        resolution=2.0 * np.finfo(np.float64).eps * length.max(initial=0) * magnitude,
+    )
+
+
+def _in_table_order(
+    scores: _Scores, episode: FloatArray, step: FloatArray, omega: float
+) -> Advantages:
+    """Combine the two levels and put every column back in the row order of the table."""
+    back = np.empty_like(scores.order)
+    back[scores.order] = np.arange(len(back))
+    sizes = np.bincount(scores.anchor)[scores.anchor]
+    return Advantages(
+        total=(episode + omega * step)[back],
+        episode=episode[back],
+        step=step[back],
+        step_return=scores.step_return[back],
+        step_group_size=sizes[back],
+    )
+
+
+def _check_at_least_zero(name: str, value: float) -> None:
+    if not 0.0 <= value < float("inf"):
+        raise ValueError(f"{name} is {value}, expected a finite number of at least 0.")
