@@ -1,0 +1,29 @@
+"""Language models by name: every model is a Hugging Face folder or id.
+
+    ModelSpec -> materialize -> folder or id -> load_tokenizer, load_causal_lm, vLLM
+
+So the learner, the transformers engine and vLLM load the same files the same way. A `ModelSpec`
+is plain data: it travels in the algorithm's config, and every process materializes it where it
+runs.
+"""
+
+from rllib_gigpo.models.loading import (
+    load_causal_lm,
+    load_generation_config,
+    load_tokenizer,
+    materialize,
+    number_of_parameters,
+    stop_token_ids,
+)
+from rllib_gigpo.models.spec import ModelSpec, TinyShape
+
+__all__ = [
+    "ModelSpec",
+    "TinyShape",
+    "load_causal_lm",
+    "load_generation_config",
+    "load_tokenizer",
+    "materialize",
+    "number_of_parameters",
+    "stop_token_ids",
+]
