@@ -184,7 +184,7 @@ def rloo(
 ) -> Advantages:
     """Compute RLOO advantages: R minus the mean R of the group's other episodes.
 
-    Source: Ahmadian et al., arXiv 2402.14740, Sec. 3.2. Equals GRPO without std times N / (N - 1).
+    Source: Ahmadian et al., arXiv 2402.14740. Equals GRPO without std times N / (N - 1).
     `step` is 0; `step_return` (undiscounted) and the group sizes are reported.
 
     Args:

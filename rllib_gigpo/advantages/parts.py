@@ -130,7 +130,7 @@ def leave_one_out(
     """Subtract from each value the mean of the other members of its group (RLOO).
 
     For a group of total weight W this is W / (W - 1) (x - mean). Source: Ahmadian et al., arXiv
-    2402.14740, Sec. 3.2.
+    2402.14740.
 
     Args:
         values: Values [N].
