@@ -1,0 +1,115 @@
+"""Lays the tokens of one forward pass out in a flat row; kv_cache.py says in which order.
+
+Legend: A running rows, C context tokens, U prompts with context, n longest context, L longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rllib_gigpo.engines.kv_cache import Context, Layout, SlotCache, round_up
+
+
+@dataclass
+class Prompt:
+    """A prompt about to be computed.
+
+    Attributes:
+        token_ids: int32 [P].
+        shared: Leading tokens whose keys and values slot `source` holds; at most P - 1.
+        source: That slot.
+        slots: Slots of all the rows that start with this prompt.
+    """
+
+    token_ids: np.ndarray
+    shared: int = 0
+    source: int = 0
+    slots: list[int] = field(default_factory=list)
+
+    @property
+    def context(self) -> np.ndarray:
+        """Tokens to compute before the last one, which is its row's newest token."""
+        return self.token_ids[self.shared : -1]
+
+
+class FlatTokens:
+    """The flat row and its layout.
+
+    Args:
+        newest: int64 [A], newest token of each running row, in slot order.
+        positions: int64 [A], its position in the row.
+        cache: The policy's cache.
+    """
+
+    def __init__(self, newest: np.ndarray, positions: np.ndarray, cache: SlotCache):
+        self._cache = cache
+        self._rows = len(newest)
+        self._ids = [newest]
+        self._positions = [positions]
+        self._written = [np.arange(self._rows) * cache.length + positions]
+        self._sources: list[np.ndarray] = []
+        self._length = round_up(int(positions.max()) + 1)
+        self._context: Context | None = None
+
+    def add_context(self, prompts: Sequence[Prompt]) -> None:
+        """Append the contexts of prompts (none empty); each goes to all slots that share it."""
+        lengths = np.array([len(prompt.context) for prompt in prompts])
+        starts = self._rows + np.cumsum(lengths) - lengths
+        self._sources.append(np.arange(self._rows))
+        for prompt, start, length in zip(prompts, starts, lengths, strict=True):
+            steps = np.arange(length)
+            self._ids.append(prompt.context)
+            self._positions.append(prompt.shared + steps)
+            for slot in prompt.slots:
+                self._written.append(slot * self._cache.length + prompt.shared + steps)
+                self._sources.append(start + steps)
+        columns = np.arange(lengths.max())
+        padded = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
+        slots = mask = None
+        if any(prompt.shared for prompt in prompts):
+            slots = self._tensor([np.array([prompt.slots[0] for prompt in prompts])])
+            shared = np.array([prompt.shared for prompt in prompts])
+            mask = self._score_mask(shared[:, None] + columns)[:, None]
+        self._context = Context(
+            padded=self._tensor([padded.ravel()]),
+            cells=self._tensor([np.flatnonzero(columns < lengths[:, None])]),
+            shape=(len(prompts), len(columns)),
+            slots=slots,
+            mask=mask,
+        )
+
+    def ids(self) -> torch.Tensor:
+        """Token ids, int64 [1, A + C]."""
+        return self._tensor(self._ids)[None]
+
+    def positions(self) -> torch.Tensor:
+        """Positions in the rows, int64 [1, A + C]."""
+        return self._tensor(self._positions)[None]
+
+    def layout(self) -> Layout:
+        """What the attention must know."""
+        return Layout(
+            cache=self._cache,
+            rows=self._rows,
+            length=self._length,
+            mask=self._score_mask(self._positions[0])[:, None, None],
+            positions=self._tensor(self._written),
+            sources=self._tensor(self._sources) if self._sources else None,
+            context=self._context,
+        )
+
+    def _tensor(self, parts: Sequence[np.ndarray]) -> torch.Tensor:
+        """Parts end to end as int64 on the cache's device."""
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts, dtype=np.int64)
+        return torch.from_numpy(joined).to(self._cache.device)
+
+    def _score_mask(self, last: np.ndarray) -> torch.Tensor:
+        """[..., L]: 0 at positions up to `last` [...], minus infinity after them."""
+        device = self._cache.device
+        hidden = torch.arange(self._length, device=device) > self._tensor([last])[..., None]
+        mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=device)
+        return mask.masked_fill_(hidden, float("-inf"))
