@@ -1,0 +1,1 @@
+"""vLLM engines: in this process, and as Ray actors."""

@@ -1,0 +1,379 @@
+"""vLLM in this process, behind the engine contract."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rllib_gigpo.engines.base import Completion, EngineError, FinishReason, Request
+from rllib_gigpo.engines.vllm.adapter import adapter_request
+from rllib_gigpo.engines.vllm.process import (
+    EngineDiedError,
+    EngineThread,
+    import_vllm,
+    process_kept,
+)
+from rllib_gigpo.engines.vllm.sampler import install
+from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from rllib_gigpo.engines.vllm.weights import Shapes, fitting, load_into_worker, parameter_shapes
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+_MIN_TEMPERATURE = 0.01  # vLLM silently raises smaller ones to this
+_SETTLING_STEPS = 8
+
+
+@dataclass
+class _Policy:
+    """One served model; changed on the engine thread alone."""
+
+    llm: LLMEngine
+    shapes: Shapes
+    optional: frozenset[str]
+    vocab_size: int
+    version: int = 0
+    adapter: LoRARequest | None = None
+
+
+class _Ticket:
+    """Carries one response from the engine thread to the coroutine that waits for it."""
+
+    def __init__(self, request: Request):
+        self.request = request
+        self.internal_id: str | None = None
+        self.version = 0
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Completion] = self._loop.create_future()
+
+    def put(self, output: Any) -> None:
+        """Take vLLM's final output; vLLM calls this."""
+        result = output.outputs[0]
+        reason = _FINISH_REASONS.get(result.finish_reason)
+        if reason is None:
+            self.fail(
+                EngineError(
+                    f"request {self.request.request_id!r} failed inside vLLM: finish reason "
+                    f"{result.finish_reason!r}"
+                )
+            )
+            return
+        logps = np.asarray(result.logprobs.logprobs, dtype=np.float32)
+        completion = Completion(
+            token_ids=np.asarray(result.token_ids, dtype=np.int32),
+            logps=logps,
+            finish_reason=reason,
+            weight_version=self.version,
+        )
+        self._resolve(partial(self.future.set_result, completion))
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in the waiting coroutine."""
+        self._resolve(partial(self.future.set_exception, error))
+
+    def _resolve(self, deliver: Any) -> None:
+        def deliver_if_awaited() -> None:
+            if not self.future.done():
+                deliver()
+
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            self._loop.call_soon_threadsafe(deliver_if_awaited)
+
+
+class VLLMEngine:
+    """vLLM as an `Engine`, stepped by one thread of this process.
+
+    One per process. Starting it initialises torch.distributed's default process group and, on CPU,
+    fixes torch's number of threads, so a training process should rather talk to an engine in a
+    process of its own (`RemoteVLLMEngine`).
+
+    Args:
+        models: Policy id to model folder or Hugging Face id. The folder's tokenizer finds stop
+            strings. All policies run on the same device and each has its own KV cache.
+        settings: How each model runs.
+
+    Raises:
+        ImportError: vLLM is not installed.
+        EngineError: This process already runs a vLLM engine.
+    """
+
+    def __init__(
+        self, models: Mapping[str, str | Path], settings: VLLMSettings | None = None
+    ) -> None:
+        self.settings = settings or VLLMSettings()
+        self._tickets: dict[str, _Ticket] = {}
+        self._policies: dict[str, _Policy] = {}
+        self._sleeping = False
+        self._thread = EngineThread(self._fail_all)
+        try:
+            self._thread.call(partial(self._start, dict(models)))
+        except BaseException:
+            self._thread.close()
+            raise
+        atexit.register(self.close)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus response in tokens."""
+        return self.settings.max_model_len
+
+    async def generate(self, request: Request) -> Completion:
+        """Continue one prompt; see `Engine.generate`."""
+        self._check(request)
+        ticket = _Ticket(request)
+        self._tickets[request.request_id] = ticket
+        self._thread.post(partial(self._add, ticket))
+        try:
+            return await ticket.future
+        except asyncio.CancelledError:
+            self._thread.post(partial(self._abort, ticket))
+            raise
+        finally:
+            del self._tickets[request.request_id]
+
+    async def abort(self, request_id: str) -> None:
+        """End a running request; see `Engine.abort`."""
+        ticket = self._tickets.get(request_id)
+        if ticket is not None:
+            self._thread.post(partial(self._abort, ticket))
+
+    def load_weights(
+        self, policy_id: str, tensors: Mapping[str, torch.Tensor], version: int
+    ) -> None:
+        """Replace all weights of a policy and drop its adapter; see `Engine.load_weights`.
+
+        An engine that sleeps takes back only the memory of the weights.
+        """
+        policy = self._policy(policy_id)
+        tensors = fitting(tensors, policy.shapes, policy.optional)
+        self._thread.call(partial(self._load_weights, policy_id, policy, tensors, version))
+
+    def load_adapter(
+        self,
+        policy_id: str,
+        tensors: Mapping[str, torch.Tensor],
+        config: Mapping[str, Any],
+        version: int,
+    ) -> None:
+        """Serve a policy with a LoRA adapter on its base weights.
+
+        Args:
+            policy_id: The policy.
+            tensors: The adapter's parameters under their names in a peft adapter file.
+            config: The content of peft's adapter_config.json (`r`, `lora_alpha`,
+                `target_modules`, ...).
+            version: Version of the adapted weights.
+
+        Raises:
+            EngineError: While requests run, when the engine was started without `enable_lora`, or
+                when vLLM refuses the adapter.
+        """
+        policy = self._policy(policy_id)
+        if not self.settings.enable_lora:
+            raise EngineError("the engine takes no LoRA adapters: set enable_lora=True")
+        with adapter_request(policy_id, tensors, config, version) as adapter:
+            self._thread.call(partial(self._load_adapter, policy_id, policy, adapter, version))
+
+    def version(self, policy_id: str = "default_policy") -> int:
+        """Version of the weights now serving the policy; 0 before the first load."""
+        return self._policy(policy_id).version
+
+    def sleep(self) -> None:
+        """Give back the device memory of weights and KV cache (with `enable_sleep_mode`).
+
+        Until `wake`, requests are refused.
+
+        Raises:
+            EngineError: While requests run.
+        """
+        self._thread.call(self._sleep)
+
+    def wake(self) -> None:
+        """Take the memory back; weights are those of the last `load_weights`."""
+        self._thread.call(self._wake)
+
+    def close(self) -> None:
+        """End running requests with an error and free everything."""
+        atexit.unregister(self.close)
+        self._thread.close()
+        self._fail_all(EngineError("the engine was closed while the request ran"))
+
+    def _policy(self, policy_id: str) -> _Policy:
+        policy = self._policies.get(policy_id)
+        if policy is None:
+            raise EngineError(
+                f"unknown policy {policy_id!r}: this engine serves {sorted(self._policies)}"
+            )
+        return policy
+
+    def _check(self, request: Request) -> None:
+        """Refuse what vLLM would refuse later or less clearly."""
+        policy, ids, sampling = (
+            self._policy(request.policy_id),
+            np.asarray(request.prompt_ids),
+            request.sampling,
+        )
+        if request.request_id in self._tickets:
+            raise EngineError(f"request id {request.request_id!r} is running already")
+        if self._sleeping:
+            raise EngineError("the engine sleeps: call wake() before generate()")
+        if len(ids) == 0:
+            raise EngineError("the prompt is empty: send at least one token id")
+        if len(ids) >= self.max_model_len:
+            raise EngineError(
+                f"the prompt has {len(ids)} tokens and leaves no room for a response within "
+                f"max_model_len={self.max_model_len}: shorten the prompt or raise max_model_len"
+            )
+        outside = ids[(ids < 0) | (ids >= policy.vocab_size)]
+        if len(outside):
+            raise EngineError(
+                f"token id {int(outside[0])} is outside the vocabulary of {policy.vocab_size} "
+                "tokens: encode the prompt with this policy's own tokenizer"
+            )
+        if sampling.max_tokens < 1:
+            raise EngineError(f"max_tokens is {sampling.max_tokens}: expected at least 1")
+        if 0 < sampling.temperature < _MIN_TEMPERATURE:
+            raise EngineError(
+                f"temperature {sampling.temperature} is too small for vLLM: use 0 (greedy) or at "
+                f"least {_MIN_TEMPERATURE}"
+            )
+
+    # Everything below runs on the engine thread.
+
+    def _start(self, models: Mapping[str, str | Path]) -> None:
+        import_vllm()
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        for policy_id, model in models.items():
+            shapes, optional = parameter_shapes(str(model))
+            args = self.settings.engine_args(str(model), on_cpu=current_platform.is_cpu())
+            with process_kept():
+                llm = LLMEngine.from_engine_args(EngineArgs(**args))
+            self._thread.engines[policy_id] = llm
+            llm.collective_rpc(install)
+            self._policies[policy_id] = _Policy(
+                llm, shapes, optional, llm.model_config.get_vocab_size()
+            )
+
+    def _add(self, ticket: _Ticket) -> None:
+        if self._thread.error is not None:
+            ticket.fail(self._thread.error)
+            return
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+
+        request = ticket.request
+        policy = self._policies[request.policy_id]
+        ticket.version = policy.version
+        try:
+            ticket.internal_id = policy.llm.add_request(
+                request.request_id,
+                tokens_input(np.asarray(request.prompt_ids).tolist()),
+                _sampling_params(request),
+                lora_request=policy.adapter,
+            )
+        except (VLLMClientError, ValueError) as error:
+            ticket.fail(EngineError(str(error)))
+            return
+        # vLLM then hands the output over itself, also the partial output of an aborted request.
+        state: Any = policy.llm.output_processor.request_states[ticket.internal_id]
+        state.queue = ticket
+
+    def _abort(self, ticket: _Ticket) -> None:
+        if ticket.internal_id is not None and self._thread.error is None:
+            llm = self._policies[ticket.request.policy_id].llm
+            llm.abort_request([ticket.internal_id], internal=True)
+
+    def _load_weights(
+        self, policy_id: str, policy: _Policy, tensors: Mapping[str, torch.Tensor], version: int
+    ) -> None:
+        self._settle(policy_id, policy)
+        if self._sleeping and self.settings.enable_sleep_mode:
+            policy.llm.wake_up(["weights"])
+        try:
+            policy.llm.collective_rpc(partial(load_into_worker, tensors=tensors))
+        except Exception as error:  # the weights may be half old, half new
+            raise EngineDiedError(f"loading weights of {policy_id!r} failed: {error}") from error
+        policy.adapter = None  # vLLM drops adapters with the base weights that they adapt
+        policy.version = version
+
+    def _load_adapter(
+        self, policy_id: str, policy: _Policy, adapter: LoRARequest, version: int
+    ) -> None:
+        self._settle(policy_id, policy)
+        try:
+            policy.llm.add_lora(adapter)
+        except ValueError as error:
+            raise EngineError(f"vLLM refuses the adapter of {policy_id!r}: {error}") from error
+        if policy.adapter is not None:
+            policy.llm.remove_lora(policy.adapter.lora_int_id)
+        policy.adapter = adapter
+        policy.version = version
+
+    def _settle(self, policy_id: str, policy: _Policy) -> None:
+        """Refuse while requests run; drop cached prefixes, which belong to the old weights."""
+        running = policy.llm.get_num_unfinished_requests()
+        if running:
+            raise EngineError(
+                f"{running} requests of policy {policy_id!r} still run: await or abort them first"
+            )
+        for _ in range(_SETTLING_STEPS):
+            if policy.llm.reset_prefix_cache():
+                return
+            policy.llm.step()  # a batch that was scheduled ahead still holds blocks
+        raise EngineDiedError(f"the KV cache of policy {policy_id!r} stays in use without requests")
+
+    def _sleep(self) -> None:
+        for policy_id, policy in self._policies.items():
+            self._settle(policy_id, policy)
+        if self.settings.enable_sleep_mode and not self._sleeping:
+            for policy in self._policies.values():
+                policy.llm.sleep(level=1)
+        self._sleeping = True
+
+    def _wake(self) -> None:
+        if self.settings.enable_sleep_mode and self._sleeping:
+            for policy in self._policies.values():
+                tags = policy.llm.model_executor.sleeping_tags
+                policy.llm.wake_up(sorted(tags))
+        self._sleeping = False
+
+    def _fail_all(self, error: Exception) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.fail(error)
+
+
+def _sampling_params(request: Request) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=request.seed,
+        logprobs=0,
+        flat_logprobs=True,
+        ignore_eos=True,
+        detokenize=bool(sampling.stop),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )

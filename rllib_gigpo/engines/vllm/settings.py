@@ -1,0 +1,108 @@
+"""Settings of one vLLM engine, the same on CPU and GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# vLLM's CPU default of 128 means that a shared prompt of fewer tokens never hits the prefix cache.
+_CPU_BLOCK_SIZE = 32
+_CPU_KV_CACHE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """How one engine runs. None takes the value that fits the device.
+
+    Attributes:
+        dtype: Weights and activations; "auto" takes the model folder's.
+        max_model_len: Longest prompt plus response, in tokens.
+        max_num_seqs: Most requests computed at once; more wait inside the engine.
+        block_size: Tokens per block of the prefix cache; None is 32 on CPU, vLLM's choice on GPU.
+        kv_cache_memory_bytes: Memory of the KV cache; None is 1 GiB on CPU, and on GPU what
+            `gpu_memory_utilization` leaves beside the weights.
+        gpu_memory_utilization: Share of the GPU's memory that the engine may use.
+        tensor_parallel_size: GPUs (or CPU processes) that share the model's layers.
+        num_gpus: GPUs that Ray reserves for the engine; a fraction shares one GPU.
+        num_cpus: CPUs that Ray reserves; on CPU also the engine's number of threads.
+        enforce_eager: Skip compilation and CUDA graphs; None does so on CPU, where compiling costs
+            a minute at every start.
+        enable_lora: Accept LoRA adapters.
+        max_lora_rank: Largest adapter rank.
+        enable_sleep_mode: `sleep` gives GPU memory back (one GPU shared with the learner).
+        seed: vLLM's own seed; every request carries its own.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
+    max_model_len: int = 4096
+    max_num_seqs: int = 128
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.85
+    tensor_parallel_size: int = 1
+    num_gpus: float = 0.0
+    num_cpus: float = 1.0
+    enforce_eager: bool | None = None
+    enable_lora: bool = False
+    max_lora_rank: int = 32
+    enable_sleep_mode: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "tensor_parallel_size", "max_lora_rank"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: expected at least 1")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}: expected a share of "
+                "the GPU's memory in (0, 1]"
+            )
+        if self.num_gpus and self.num_gpus < self.tensor_parallel_size != 1:
+            raise ValueError(
+                f"num_gpus={self.num_gpus} cannot hold tensor_parallel_size="
+                f"{self.tensor_parallel_size}: set num_gpus={self.tensor_parallel_size}"
+            )
+        if self.enable_sleep_mode and not self.num_gpus:
+            raise ValueError(
+                "enable_sleep_mode=True gives GPU memory back, but num_gpus is 0: set num_gpus or "
+                "leave enable_sleep_mode off"
+            )
+
+    def engine_args(self, model: str, *, on_cpu: bool) -> dict[str, Any]:
+        """Arguments of `vllm.EngineArgs` for one model.
+
+        Args:
+            model: Model folder or Hugging Face id.
+            on_cpu: Whether the installed vLLM computes on the CPU.
+        """
+        args: dict[str, Any] = {
+            "model": model,
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "distributed_executor_backend": "uni" if self.tensor_parallel_size == 1 else "mp",
+            "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
+            "enable_sleep_mode": self.enable_sleep_mode,
+            "seed": self.seed,
+            # Only what a request asks for shapes its response, not the folder's defaults.
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+        }
+        if self.enable_lora:
+            args |= {
+                "enable_lora": True,
+                "max_loras": 1,
+                "max_lora_rank": self.max_lora_rank,
+            }
+        if on_cpu:
+            args["block_size"] = self.block_size or _CPU_BLOCK_SIZE
+            args["kv_cache_memory_bytes"] = self.kv_cache_memory_bytes or _CPU_KV_CACHE_BYTES
+        else:
+            args["block_size"] = self.block_size
+            args["kv_cache_memory_bytes"] = self.kv_cache_memory_bytes
+            args["gpu_memory_utilization"] = self.gpu_memory_utilization
+        return args
