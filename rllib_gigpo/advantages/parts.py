@@ -6,6 +6,7 @@ are given as integer labels. No function loops over rows.
 Shapes: N rows, G groups, E trajectories.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ FNorm = Literal["std", "none"]
 
 STD_EPS = 1e-6
 WHITEN_EPS = 1e-8
+_CELLS_PER_ROW = 64
 
 
 class Gae(NamedTuple):
@@ -31,12 +33,25 @@ class Gae(NamedTuple):
 def dense_ids(*columns: IntArray) -> IntArray:
     """Number the distinct tuples of the columns 0, 1, ... in ascending order.
 
+    Columns of small ranges are counted in a table, others sorted; the ids are the same.
+
     Args:
         columns: Integer arrays of shape [N].
 
     Returns:
         Ids [N], equal exactly where every column is equal.
     """
+    if not len(columns[0]):
+        return np.zeros(0, dtype=np.int64)
+    lows = [int(column.min()) for column in columns]
+    spans = [int(column.max()) - low + 1 for column, low in zip(columns, lows, strict=True)]
+    if math.prod(spans) <= _CELLS_PER_ROW * len(columns[0]):
+        cell = np.zeros_like(columns[0])
+        for column, low, span in zip(columns, lows, spans, strict=True):
+            cell = cell * span + (column - low)
+        taken = np.zeros(math.prod(spans), dtype=bool)
+        taken[cell] = True
+        return (np.cumsum(taken) - 1)[cell]
     order = np.lexsort(columns[::-1])
     changed = np.zeros(len(order), dtype=bool)
     for column in columns:

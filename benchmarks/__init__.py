@@ -1,0 +1,1 @@
+"""Side-by-side measurements, each `python -m benchmarks.<name>`."""
