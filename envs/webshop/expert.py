@@ -59,16 +59,14 @@ def _from_results(results: tuple[int, ...], row: int, number: int, asin: str) ->
 
 def _missing_option(product: Product, goal: Goal, state: State) -> str | None:
     """A value still to be chosen, None once all wanted ones are."""
+    owner = item_page(product, show_attributes=False).options
     chosen: dict[str, str] = {}
-    values = item_page(product, show_attributes=False).options
-    for wanted_name, wanted in goal.options:
-        fitting = [
-            value
-            for value, name in values.items()
-            if name not in chosen and option_matches(value, wanted_name, wanted)
-        ]
-        if fitting:
-            value = wanted if wanted in fitting else fitting[0]
-            chosen[values[value]] = value
+    for name, wanted in goal.options:
+        free = [value for value in owner if owner[value] not in chosen]
+        fitting = [value for value in free if option_matches(value, name, wanted)]
+        # The wanted value itself comes first: for a few the official reward counts none at all.
+        best = wanted if wanted in free else next(iter(fitting), None)
+        if best is not None:
+            chosen[owner[best]] = best
     missing = (value for name, value in chosen.items() if state.options.get(name) != value)
     return next(missing, None)

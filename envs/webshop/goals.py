@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -54,8 +53,8 @@ class Goal(NamedTuple):
     product_category: str
 
 
-def goal_records(product: Product, row: int, kind: GoalKind) -> list[tuple[int, int, int]]:
-    """Return the (id, row, choice) of each goal that a product gives, as `GOAL_DTYPE` stores it.
+def goal_records(product: Product, row: int, kind: GoalKind) -> np.ndarray:
+    """Return the goals (G,) that a product gives, as `GOAL_DTYPE`.
 
     The rules are the official loader's. Synthetic: one goal for every combination of the product's
     options. Human: one for every instruction that asks for an attribute. The price limit is the
@@ -66,7 +65,8 @@ def goal_records(product: Product, row: int, kind: GoalKind) -> list[tuple[int, 
         choices = range(_num_synthetic(product))
     else:
         choices = [i for i, (_, attributes, _) in enumerate(product.human) if attributes]
-    return [(int(_goal(product, kind, i).task_id, 16), row, i) for i in choices]
+    records = [(int(_goal(product, kind, i).task_id, 16), row, i) for i in choices]
+    return np.array(records, dtype=GOAL_DTYPE)
 
 
 class GoalSet:
@@ -125,11 +125,10 @@ class GoalSet:
         return _goal(product, self._kind, int(record["choice"]))
 
 
-def sorted_records(records: list[tuple[int, int, int]]) -> np.ndarray:
-    """Return goal records (G,) sorted by id, each id once (equal goals are one goal)."""
-    array = np.array(records, dtype=GOAL_DTYPE)
-    _, first = np.unique(array["id"], return_index=True)
-    return array[first]
+def sorted_records(records: np.ndarray) -> np.ndarray:
+    """Return goal records (G,) sorted by id, each id once: goals of equal content are one goal."""
+    _, first = np.unique(records["id"], return_index=True)
+    return records[first]
 
 
 def _num_synthetic(product: Product) -> int:
@@ -149,7 +148,7 @@ def _synthetic(product: Product, choice: int) -> Goal:
         choice, place = divmod(choice, len(product.options[name]))
         values.append(product.options[name][place])
     wanted = list(zip(names, reversed(values), strict=True))
-    limit, price_text = _price_limit(product, "synthetic")
+    limit, price_text = _price_limit(product.price, f"limit/{product.asin}/synthetic")
     listed = ", and ".join(f"{name}: {value}" for name, value in wanted)
     text = f"{product.instruction}{' with ' + listed if listed else ''}{price_text}"
     return _finish(product, text, product.instruction_attributes, wanted, limit)
@@ -158,15 +157,16 @@ def _synthetic(product: Product, choice: int) -> Goal:
 def _human(product: Product, choice: int) -> Goal:
     text, attributes, values = product.human[choice]
     wanted = [("", value) for value in values]
-    limit, price_text = _price_limit(product, f"human/{choice}")
+    limit, price_text = _price_limit(product.price, f"limit/{product.asin}/human/{choice}")
     return _finish(product, text.strip(".") + price_text, attributes, wanted, limit)
 
 
-def _price_limit(product: Product, key: str) -> tuple[float, str]:
-    above = [step for step in _PRICE_STEPS if step > product.price][:4]
+@lru_cache(1024)
+def _price_limit(price: float, key: str) -> tuple[float, str]:
+    above = [step for step in _PRICE_STEPS if step > price][:4]
     if len(above) < 2:
         return _ANY_PRICE, ""
-    limit = max(stable_sample(above, 2, f"limit/{product.asin}/{key}"))
+    limit = max(stable_sample(above, 2, key))
     return limit, f", and price lower than {limit:.2f} dollars"
 
 
@@ -177,9 +177,9 @@ def _finish(
     options: list[tuple[str, str]],
     limit: float,
 ) -> Goal:
-    content = json.dumps([product.asin, text, attributes, options, limit])
+    pieces = [product.asin, text, str(limit), *attributes, *map("=".join, options)]
     return Goal(
-        task_id=_task_id(stable_hash(content)),
+        task_id=_task_id(stable_hash("\n".join(pieces))),
         asin=product.asin,
         instruction=text,
         attributes=tuple(attributes),

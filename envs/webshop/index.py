@@ -115,7 +115,6 @@ class Index:
 
     def __init__(self, arrays: Mapping[str, np.ndarray], num_rows: int):
         self._terms, self._columns = arrays["terms"], arrays["columns"]
-        self._num_rows = num_rows
         self._bm25 = _bm25s()
         self._bm25.nonoccurrence_array = None
         self._bm25.scores = {
@@ -134,11 +133,12 @@ class Index:
         if not len(columns):
             return []
         scores = self._bm25.get_scores_from_ids(columns)
-        count = min(count, self._num_rows)
-        # The count-th best score, unlike the positions that a partial sort returns, does not
-        # depend on how NumPy breaks ties.
-        least = max(np.partition(scores, -count)[-count], np.finfo(np.float32).tiny)
-        rows = np.flatnonzero(scores >= least)
+        rows = np.flatnonzero(scores)
+        if len(rows) > count:
+            # The count-th best score does not depend on how NumPy breaks ties, as the positions
+            # that a partial sort returns do.
+            least = np.partition(scores[rows], -count)[-count]
+            rows = rows[scores[rows] >= least]
         return rows[np.argsort(-scores[rows], kind="stable")[:count]].tolist()
 
     def _columns_of(self, hashes: Iterable[int]) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from envs.webshop.files import Sources, iterate_json
-from envs.webshop.goals import goal_records, sorted_records
+from envs.webshop.goals import GOAL_DTYPE, GoalKind, goal_records, sorted_records
 from envs.webshop.index import IndexBuilder, document
 from envs.webshop.product import Product, product_from_raw
 from envs.webshop.stable import stable_hash
@@ -44,15 +44,15 @@ def build_arrays(products: Iterable[Product], records: BinaryIO) -> Arrays:
         ValueError: There is no product.
     """
     index, offsets, asins = IndexBuilder(), [0], {}
-    goals: dict[str, list[tuple[int, int, int]]] = {"synthetic": [], "human": []}
+    goals: dict[GoalKind, bytearray] = {"synthetic": bytearray(), "human": bytearray()}
     for product in products:
         if product.asin in asins:
             continue
         row = asins[product.asin] = len(asins)
         offsets.append(offsets[-1] + records.write(product.to_bytes()))
         index.add(document(product))
-        goals["synthetic"] += goal_records(product, row, "synthetic")
-        goals["human"] += goal_records(product, row, "human")
+        for kind, written in goals.items():
+            written += goal_records(product, row, kind).tobytes()
     if not asins:
         raise ValueError("the catalogue has no products; expected at least one with a usable id")
     names = np.array([asin.encode() for asin in asins])
@@ -61,7 +61,7 @@ def build_arrays(products: Iterable[Product], records: BinaryIO) -> Arrays:
         "offsets": np.array(offsets, dtype=np.int64),
         "asins": names[order],
         "asin_rows": order.astype(np.int32),
-        **{kind: sorted_records(records) for kind, records in goals.items()},
+        **{kind: sorted_records(np.frombuffer(g, GOAL_DTYPE)) for kind, g in goals.items()},
         **{f"index_{name}": array for name, array in index.build().items()},
     }
 
@@ -92,8 +92,13 @@ def on_disk(
             if not folder.exists():
                 _build_folder(sources, num_products, folder)
     records = np.memmap(folder / _RECORDS, dtype=np.uint8, mode="r")
-    files = sorted(folder.glob("*.npy"))
-    return records, {file.stem: np.load(file, mmap_mode="r") for file in files}
+    arrays = {file.stem: _mapped(file) for file in sorted(folder.glob("*.npy"))}
+    return np.asarray(records), arrays
+
+
+def _mapped(file: Path) -> np.ndarray:
+    # A plain view of the mapping: indexing a np.memmap itself costs microseconds more.
+    return np.asarray(np.load(file, mmap_mode="r"))
 
 
 def cache_folder() -> Path:
