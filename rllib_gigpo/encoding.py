@@ -79,15 +79,13 @@ class PromptEncoder:
     def _shorten(self, context: PromptContext) -> np.ndarray:
         keep = len(context.observation)
         while keep > 0:
-            excess = (
-                len(self._tokenize(replace(context, observation=context.observation[:keep])))
-                - self.max_prompt_tokens
-            )
+            ids = self._tokenize(replace(context, observation=context.observation[:keep]))
+            excess = len(ids) - self.max_prompt_tokens
             if excess <= 0:
-                return self._tokenize(replace(context, observation=context.observation[:keep]))
+                return ids
             # A token is at least one character of the observation in every tokenizer we know, so
             # cutting `excess` characters never overshoots by more than it must.
-            keep = max(0, keep - max(1, excess))
+            keep = max(0, keep - excess)
         raise PromptTooLongError(
             f"the prompt is over max_prompt_tokens={self.max_prompt_tokens} even with an empty "
             "observation: raise llm(max_prompt_tokens=...) or shorten the prompt template"

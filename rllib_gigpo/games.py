@@ -45,7 +45,7 @@ class Game:
                 f"environment {name!r} is a {type(env).__name__}: expected a gymnasium.Env or an "
                 "RLlib MultiAgentEnv"
             )
-        self.env = env
+        self.env: Any = env
         self.name = name
         self.is_team = isinstance(env, MultiAgentEnv)
         self.terminated = False
@@ -92,15 +92,15 @@ class Game:
             observations, infos = {SOLO_AGENT: observation}, {SOLO_AGENT: info}
             rewards = {SOLO_AGENT: reward}
         self._check_observations(observations)
-        rewards = {agent: float(reward) for agent, reward in rewards.items()}
-        for agent, reward in rewards.items():
+        earned = {agent: float(reward) for agent, reward in rewards.items()}
+        for agent, reward in earned.items():
             if not math.isfinite(reward):
                 raise ValueError(
                     f"environment {self.name!r} gave reward {reward} to {agent!r}: rewards must "
                     "be finite numbers"
                 )
         self._last_infos.update(infos)
-        return Outcome(dict(observations), rewards, dict(infos))
+        return Outcome(dict(observations), earned, dict(infos))
 
     def verdict(self) -> dict[str, Any]:
         """Return what the episode came to: won, score, task_id, task_type, where known."""

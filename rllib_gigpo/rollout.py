@@ -6,9 +6,10 @@ slowest episode of a batch, and a finished episode sends no further request.
     GroupTask -> play_groups -> RLlib episodes (one per member)
 
 Carried per step in the RLlib episode: observation = prompt token ids (int32), action = response
-token ids (int32), `extra_model_outputs` = log-probabilities, action text, validity, weight
-version, finish reason; `infos` = observation text, anchor and the environment's verdicts. The
-last observation of an episode is empty: nothing is generated there.
+token ids (int32), `extra_model_outputs` = log-probabilities, action text, whether the format was
+valid, weight version, finish reason; `infos` = observation text, anchor and the environment's
+verdicts on the action before. The last observation of an episode is empty: nothing is generated
+there.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class _Play:
                 extras[agent] = {
                     "action_logp": completion.logps,
                     "action_text": action.text,
-                    "is_action_valid": self.profile.is_valid(action, info),
+                    "format_is_valid": action.is_valid,
                     "weight_version": completion.weight_version,
                     "finish_reason": completion.finish_reason,
                 }
@@ -201,13 +202,12 @@ class _Play:
             prompts = prompts or {}
             if too_long:
                 self.game.truncate()
+            seen = outcome.observations
             recorder.step(
-                observations={
-                    agent: prompts.get(agent, _NOTHING) for agent in outcome.observations
-                },
+                observations={agent: prompts.get(agent, _NOTHING) for agent in seen},
                 actions={agent: completions[agent].token_ids for agent in actions},
                 rewards=outcome.rewards,
-                infos={agent: self._record(agent) for agent in outcome.observations},
+                infos={agent: self._record(agent) for agent in seen},
                 terminated=self.game.terminated,
                 truncated=self.game.truncated,
                 extras=extras,
@@ -259,6 +259,8 @@ class _Play:
     def _record(self, agent: Any) -> dict[str, Any]:
         seat = self.seats[agent]
         kept = {key: seat.info[key] for key in _KEPT_INFO if key in seat.info}
+        if self.profile.validity == "parser":
+            kept.pop("is_action_valid", None)
         anchor = self.profile.anchor_of(seat.observation, seat.info)
         return {"observation": seat.observation, "anchor": anchor, **kept}
 

@@ -50,12 +50,6 @@ class AgentProfile:
         """Parse one response."""
         return self.parser(response)
 
-    def is_valid(self, action: Action, info: Mapping[str, Any]) -> bool:
-        """Whether the step was valid, given the parser's verdict and the environment's info."""
-        if self.validity == "parser":
-            return action.is_valid
-        return action.is_valid and bool(info.get("is_action_valid", True))
-
     def anchor_of(self, observation: str, info: Mapping[str, Any]) -> str:
         """Return the anchor state of a step (Eq. 6 groups steps of one task by it)."""
         if self.anchor is not None:

@@ -4,7 +4,7 @@ An engine serves one or more language-model policies to the rollouts. Rollouts t
 engine through this file alone, so an in-process transformers model and a vLLM actor are
 interchangeable:
 
-    Request (token ids, sampling, seed) -> Engine.generate -> Completion (token ids, log-probs, version)
+    Request (token ids, sampling, seed) -> Engine.generate -> Completion (token ids, log-probs)
 
 Nothing is ever re-tokenised: the learner trains on `Completion.token_ids`.
 """

@@ -1,0 +1,368 @@
+"""GiGPOConfig: every setting of the algorithm, checked before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.annotations import override
+from ray.util.debug import log_once
+
+from rllib_gigpo.advantages import FNorm, GroupMeanOver, PenaltyScope
+from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.losses import KlEstimator
+from rllib_gigpo.models import ModelSpec
+from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
+from rllib_gigpo.rows import MinibatchPlan
+from rllib_gigpo.validation import check_settings
+from rllib_gigpo.vocabulary import collect_words
+
+# RLlib's marker of an argument that was left out; typed so that signatures can name real types.
+_UNSET: Any = NotProvided
+
+
+class GiGPOConfig(AlgorithmConfig):
+    """Settings of GiGPO, grouped as RLlib groups them.
+
+    Example:
+        >>> config = (
+        ...     GiGPOConfig()
+        ...     .environment("KeyDoor")
+        ...     .llm(model="tiny", max_prompt_tokens=64, max_response_tokens=8)
+        ...     .training(num_groups=16, group_size=8, omega=1.0, gamma=0.95, f_norm="std", lr=1e-3)
+        ... )
+        >>> algorithm = config.build_algo()
+        >>> algorithm.train()["env_runners"]["success_rate"]
+
+    Defaults are the paper's (arXiv 2505.10978, App. E.1) where it states one.
+    """
+
+    gamma: float
+    lr: float
+    num_epochs: int
+
+    def __init__(self, algo_class: type | None = None):
+        self._settings_are_open = True
+        if algo_class is None:
+            from rllib_gigpo.gigpo import GiGPO
+
+            algo_class = GiGPO
+        super().__init__(algo_class=algo_class)
+        self._set_rllib_defaults()
+
+        # Set by training(...).
+        self.num_groups = 16
+        self.group_size = 8
+        self.omega = 1.0
+        self.gamma = 0.95
+        self.f_norm: FNorm = "std"
+        self.group_mean_over: GroupMeanOver = "episodes"
+        self.clip_param: float | tuple[float, float] = 0.2
+        self.kl_coeff = 0.01
+        self.kl_estimator: KlEstimator = "k3"
+        self.entropy_coeff = 0.0
+        self.num_epochs = 1
+        self.minibatch_size: int | None = 256
+        self.num_minibatches: int | None = None
+        self.micro_batch_tokens = 16384
+        self.lr = 1e-6
+        self.lr_warmup_steps = 0
+        self.optimizer_name = "adamw"
+        self.adam_betas = (0.9, 0.999)
+        self.weight_decay = 0.01
+        self.grad_clip = 1.0
+        self.invalid_action_penalty = 0.1
+        self.penalty_scope: PenaltyScope = "return"
+        self.old_logp = "recompute"
+
+        # Set by llm(...).
+        self.llm_model = "Qwen/Qwen2.5-1.5B-Instruct"
+        self.llm_options: dict[str, Any] = {}
+        self.dtype = "float32"
+        self.max_prompt_tokens = 2048
+        self.max_response_tokens = 512
+        self.temperature = 1.0
+        self.eval_temperature = 0.4
+        self.top_p = 1.0
+        self.top_k = 0
+        self.max_num_seqs = 256
+
+        # Set by agent(...).
+        self.profile: AgentProfile | None = None
+        self.on_long_prompt = "error"
+        self.max_episode_steps: int | None = None
+
+        # Set by evaluation(...).
+        self.evaluation_task_seeds: Sequence[int] | None = None
+        self.evaluation_samples_per_task = 1
+        self._settings_are_open = False
+
+    def _set_rllib_defaults(self) -> None:
+        from rllib_gigpo.env_runner import LLMEnvRunner
+        from rllib_gigpo.evaluation import evaluate_panel
+
+        self.env_runner_cls = LLMEnvRunner
+        self.num_env_runners = 0
+        self.batch_mode = "complete_episodes"
+        self.episodes_to_numpy = False
+        # A time limit would silently drop the data of slower runners.
+        self.sample_timeout_s = None
+        self.delay_between_env_runner_restarts_s = 1.0
+        self.custom_evaluation_function = evaluate_panel
+        self.evaluation_duration = 64
+        self.log_level = "ERROR"
+        self.seed = 0
+
+    @override(AlgorithmConfig)
+    def training(
+        self,
+        *,
+        num_groups: int = _UNSET,
+        group_size: int = _UNSET,
+        omega: float = _UNSET,
+        f_norm: Literal["std", "none"] = _UNSET,
+        group_mean_over: Literal["episodes", "steps"] = _UNSET,
+        clip_param: float | tuple[float, float] = _UNSET,
+        kl_coeff: float = _UNSET,
+        kl_estimator: Literal["k1", "k2", "k3"] = _UNSET,
+        entropy_coeff: float = _UNSET,
+        num_minibatches: int | None = _UNSET,
+        micro_batch_tokens: int = _UNSET,
+        lr_warmup_steps: int = _UNSET,
+        optimizer_name: Literal["adamw", "sgd"] = _UNSET,
+        adam_betas: tuple[float, float] = _UNSET,
+        weight_decay: float = _UNSET,
+        invalid_action_penalty: float = _UNSET,
+        penalty_scope: Literal["return", "step"] = _UNSET,
+        old_logp: Literal["recompute", "engine"] = _UNSET,
+        **kwargs: Any,
+    ) -> Self:
+        """Set how groups are drawn and how the policy learns from them.
+
+        Args:
+            num_groups: Task groups per iteration (G).
+            group_size: Episodes per group (N); all start from the same state.
+            omega: Weight of the step advantage (Eq. 8); 0 is GRPO.
+            f_norm: "std" divides advantages by the group's standard deviation, "none" by 1.
+            group_mean_over: Whether a group's mean and deviation of returns count each episode
+                once ("episodes") or each of its steps ("steps", as verl-agent does).
+            clip_param: PPO clip range of the ratio around 1; a pair is (low, high).
+            kl_coeff: Weight of the KL to the frozen initial policy in the loss; 0 keeps no
+                reference copy.
+            kl_estimator: "k1", "k2" or "k3".
+            entropy_coeff: Weight of the entropy bonus.
+            num_minibatches: Optimizer steps per epoch, in place of `minibatch_size`.
+            micro_batch_tokens: Padded tokens of one forward pass; memory, not mathematics.
+            lr_warmup_steps: Optimizer steps over which the learning rate rises to `lr`.
+            optimizer_name: "adamw" or "sgd".
+            adam_betas: AdamW's betas.
+            weight_decay: AdamW's decoupled weight decay.
+            invalid_action_penalty: Subtracted from the reward of a step whose action was invalid.
+            penalty_scope: "return": before returns are computed. "step": from that step's own
+                scores alone, undiscounted (as verl-agent does).
+            old_logp: Old log-probabilities of the ratio: "recompute" by the learner before the
+                first optimizer step, or the "engine"'s own.
+            **kwargs: RLlib's `lr`, `gamma`, `num_epochs`, `minibatch_size` (rows per optimizer
+                step over all learners), `grad_clip`, ...
+        """
+        values = dict(locals())
+        super().training(**kwargs)
+        if kwargs.get("minibatch_size") is not None and num_minibatches is _UNSET:
+            self.num_minibatches = None
+        if num_minibatches not in (_UNSET, None) and "minibatch_size" not in kwargs:
+            self.minibatch_size = None
+        return self._take(values)
+
+    def llm(
+        self,
+        *,
+        model: str = _UNSET,
+        options: Mapping[str, Any] = _UNSET,
+        dtype: Literal["float32", "bfloat16"] = _UNSET,
+        max_prompt_tokens: int = _UNSET,
+        max_response_tokens: int = _UNSET,
+        temperature: float = _UNSET,
+        eval_temperature: float = _UNSET,
+        top_p: float = _UNSET,
+        top_k: int = _UNSET,
+        max_num_seqs: int = _UNSET,
+    ) -> Self:
+        """Set the language model and how it speaks.
+
+        Args:
+            model: "tiny" (from scratch, words of the environment), "smollm2-135m" (packaged
+                weights), a Hugging Face id, or a local folder with safetensors.
+            options: Shape of the tiny model, such as `{"hidden_size": 64}`.
+            dtype: What matrix products run in; parameters and optimizer state stay fp32.
+            max_prompt_tokens: Limit of a prompt.
+            max_response_tokens: Limit of a response.
+            temperature: Of the training rollouts.
+            eval_temperature: Of evaluation; 0 is greedy.
+            top_p: Nucleus mass of the training rollouts.
+            top_k: Tokens kept in the training rollouts; 0 keeps all.
+            max_num_seqs: Sequences that an engine decodes at once.
+        """
+        values = dict(locals())
+        values["llm_model"] = values.pop("model")
+        values["llm_options"] = values.pop("options")
+        return self._take(values)
+
+    def agent(
+        self,
+        *,
+        profile: AgentProfile = _UNSET,
+        on_long_prompt: Literal["error", "end_episode", "shorten_observation"] = _UNSET,
+        max_episode_steps: int | None = _UNSET,
+    ) -> Self:
+        """Set how the agent sees the environment.
+
+        Args:
+            profile: Prompt, memory and parser; by default those registered with the environment.
+            on_long_prompt: What happens to a prompt over the limit once no history is left to
+                drop.
+            max_episode_steps: Steps of an agent after which its episode is truncated, besides the
+                environment's own limit.
+        """
+        return self._take(dict(locals()))
+
+    @override(AlgorithmConfig)
+    def evaluation(
+        self,
+        *,
+        evaluation_task_seeds: Sequence[int] | None = _UNSET,
+        evaluation_samples_per_task: int = _UNSET,
+        **kwargs: Any,
+    ) -> Self:
+        """Set the evaluation panel.
+
+        Args:
+            evaluation_task_seeds: Reset seeds of the panel; None draws `evaluation_duration` odd
+                seeds (training draws even ones), the same in every run and on every machine.
+            evaluation_samples_per_task: Episodes per task (k).
+            **kwargs: RLlib's evaluation settings; `evaluation_duration` counts tasks.
+        """
+        values = dict(locals())
+        super().evaluation(**kwargs)
+        return self._take(values)
+
+    def _take(self, values: dict[str, Any]) -> Self:
+        for name, value in values.items():
+            if name not in ("self", "kwargs", "__class__") and value is not _UNSET:
+                setattr(self, name, value)
+        return self
+
+    @override(AlgorithmConfig)
+    def __setattr__(self, key: str, value: Any) -> None:
+        """Refuse names that are no setting, so that a typo cannot pass for one."""
+        is_known = key.startswith("_") or hasattr(self, key) or key in _RLLIB_LATE_SETTINGS
+        if not is_known and not getattr(self, "_settings_are_open", True):
+            settings = [name for name in vars(self) if not name.startswith("_")]
+            close = difflib.get_close_matches(key, settings, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "see GiGPOConfig for what there is"
+            raise ValueError(f"{type(self).__name__} has no setting {key!r}: {hint}")
+        super().__setattr__(key, value)
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        """Check every setting and pair of settings.
+
+        Raises:
+            ValueError: One sentence that names the setting, its value and the cure.
+        """
+        # RLlib would warn once per algorithm that the new API stack is new; it is all there is here.
+        log_once(f"{getattr(self.algo_class, '__name__', '')}_on_new_api_stack")
+        super().validate()
+        check_settings(self)
+        if self.env is not None and self.profile is None and not self._is_frozen:
+            self.profile = self.env_spec.profile()
+
+    @property
+    def root_seed(self) -> int:
+        """The seed that every draw derives from."""
+        return self.seed if self.seed is not None else 0
+
+    @property
+    def env_spec(self) -> LLMEnvSpec:
+        """How to make the environment."""
+        return get_env_spec(str(self.env))
+
+    @property
+    def agent_profile(self) -> AgentProfile:
+        """The agent: what `agent(profile=...)` set, else the environment's own."""
+        return self.profile or self.env_spec.profile()
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Distance of the ratio's clip bounds below and above 1."""
+        if isinstance(self.clip_param, int | float):
+            return (float(self.clip_param), float(self.clip_param))
+        low, high = self.clip_param
+        return (float(low), float(high))
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """Which model is loaded; the tiny one gets the words of the environment."""
+        if self.llm_model != "tiny":
+            return ModelSpec(self.llm_model, options=self.llm_options)
+        words = _words(str(self.env), tuple(sorted(self.env_config.items())), self.agent_profile)
+        return ModelSpec("tiny", words=words, seed=self.root_seed, options=self.llm_options)
+
+    @property
+    def minibatch_plan(self) -> MinibatchPlan:
+        """How rows are drawn into optimizer steps."""
+        return MinibatchPlan(self.minibatch_size, self.num_minibatches, self.root_seed)
+
+    @property
+    def module_ids(self) -> tuple[str, ...]:
+        """Policies (RLlib modules) of this algorithm."""
+        return tuple(self.policies) if self.policies else (DEFAULT_MODULE_ID,)
+
+    @property
+    def module_of(self) -> Callable[[Any], str]:
+        """From agent id to module id."""
+        if not self.is_multi_agent:
+            return _default_module
+        mapping: Any = self.policy_mapping_fn
+        return lambda agent_id: mapping(agent_id, None)
+
+    @override(AlgorithmConfig)
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """Build the language-model module."""
+        from rllib_gigpo.module import CausalLMModule
+
+        return RLModuleSpec(
+            module_class=CausalLMModule,
+            model_config={
+                "spec": self.model_spec,
+                "autocast_dtype": self.dtype,
+                "with_reference": self.kl_coeff > 0,
+                "temperature": self.temperature,
+            },
+        )
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type:
+        """Build the GiGPO learner."""
+        from rllib_gigpo.learner import GiGPOTorchLearner
+
+        return GiGPOTorchLearner
+
+
+# What RLlib itself sets on a config after construction.
+_RLLIB_LATE_SETTINGS = frozenset(
+    {"worker_index", "simple_optimizer", "rl_module_spec", "in_evaluation", "env_task_fn"}
+)
+
+
+def _default_module(agent_id: Any) -> str:
+    return DEFAULT_MODULE_ID
+
+
+@lru_cache(maxsize=32)
+def _words(env: str, env_config: tuple, profile: AgentProfile) -> tuple[str, ...]:
+    return collect_words(get_env_spec(env).make(dict(env_config)), profile)

@@ -1,0 +1,47 @@
+"""Sums over learners (torch.distributed: gloo on CPU, NCCL on GPUs)."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+_BUCKET_ELEMENTS = 2**25
+
+
+def sum_over_learners(values: Sequence[float]) -> list[float]:
+    """Return the sums of a few numbers over all learners."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Replace each gradient by its sum over all learners.
+
+    Learners without a row in this step contribute zeros, so all take part in every sum.
+
+    Args:
+        parameters: The same parameters in the same order on every learner.
+    """
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        bucket.append(parameter.grad)
+        size += parameter.grad.numel()
+        if size >= _BUCKET_ELEMENTS:
+            _sum_bucket(bucket)
+            bucket, size = [], 0
+    if bucket:
+        _sum_bucket(bucket)
+
+
+def _sum_bucket(gradients: list[torch.Tensor]) -> None:
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    start = 0
+    for gradient in gradients:
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        start += gradient.numel()

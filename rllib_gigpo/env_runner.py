@@ -1,0 +1,274 @@
+"""The RLlib EnvRunner around `rollout.py`: owns environments, agent and engine of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.env import INPUT_ENV_SPACES
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+
+from rllib_gigpo.encoding import PromptEncoder
+from rllib_gigpo.engines import build_engine
+from rllib_gigpo.engines.base import Engine, Sampling
+from rllib_gigpo.games import Game
+from rllib_gigpo.metrics import episode_metrics
+from rllib_gigpo.models import (
+    load_generation_config,
+    load_tokenizer,
+    materialize,
+    stop_token_ids,
+)
+from rllib_gigpo.rollout import Episode, GroupTask, RolloutSettings, play_groups
+from rllib_gigpo.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from rllib_gigpo.config import GiGPOConfig
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a runner brings back from `LLMEnvRunner.play`.
+
+    Attributes:
+        groups: Numbers of the groups that were played.
+        episodes: Their episodes, in order of (group, member).
+        seconds: Wall-clock of the rollout.
+        error: Text of the error that stopped it, or None. Errors travel as values: raised inside
+            an actor they would only make RLlib restart it and lose the message.
+    """
+
+    groups: tuple[int, ...]
+    episodes: list[Episode] = field(default_factory=list)
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class LLMEnvRunner(EnvRunner, Checkpointable):
+    """Plays task groups with a language-model policy.
+
+    The engine is built at first use, so an idle local runner costs nothing.
+    """
+
+    config: GiGPOConfig
+
+    def __init__(self, *, config: GiGPOConfig, **kwargs: Any):
+        super().__init__(config=config, **kwargs)
+        self._loop = asyncio.new_event_loop()
+        self._spec = self.config.env_spec
+        self._idle: list[Game] = []
+        self._engine: Engine | None = None
+        self._encoder: PromptEncoder | None = None
+        self._stop_ids: tuple[int, ...] = ()
+        self._weights: dict[str, tuple[Mapping[str, torch.Tensor], int]] = {}
+        self._sampled = 0
+        self._unreported: list[Episode] = []
+        self.make_env()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, built and given the last weights at first use."""
+        if self._engine is None:
+            self._engine = build_engine(self.config)
+            for policy_id, (tensors, version) in self._weights.items():
+                self._engine.load_weights(policy_id, tensors, version)
+        return self._engine
+
+    def share_engine(self, other: LLMEnvRunner) -> None:
+        """Serve requests from another runner's engine (evaluation beside local training)."""
+        self._engine = other.engine
+        self._loop = other._loop
+
+    @override(EnvRunner)
+    def make_env(self) -> None:
+        """Build one environment now, so that a broken one shows at start-up."""
+        self._idle.append(self._new_game())
+
+    @override(EnvRunner)
+    def get_spaces(self) -> dict[str, tuple]:
+        """Return the string spaces of the environment for every module."""
+        env: Any = self._idle[0].env
+        if self._idle[0].is_team:
+            agent = next(iter(env.possible_agents))
+            spaces = (env.observation_spaces[agent], env.action_spaces[agent])
+        else:
+            spaces = (env.observation_space, env.action_space)
+        return {INPUT_ENV_SPACES: spaces, **dict.fromkeys(self.config.module_ids, spaces)}
+
+    def play(self, tasks: Sequence[GroupTask]) -> Played:
+        """Play groups to the end; errors come back in the result."""
+        groups = tuple(task.group for task in tasks)
+        start = time.perf_counter()
+        try:
+            episodes = self._loop.run_until_complete(self._play(tasks))
+        except Exception as error:
+            return Played(groups, error=f"{type(error).__name__}: {error}")
+        return Played(groups, episodes, time.perf_counter() - start)
+
+    async def _play(self, tasks: Sequence[GroupTask]) -> list[Episode]:
+        return await play_groups(
+            tasks,
+            engine=self.engine,
+            profile=self.config.agent_profile,
+            encoder=self._get_encoder(),
+            acquire=lambda: self._idle.pop() if self._idle else self._new_game(),
+            release=self._idle.append,
+            settings=self._settings(),
+        )
+
+    def _get_encoder(self) -> PromptEncoder:
+        if self._encoder is None:
+            path = materialize(self.config.model_spec)
+            tokenizer = load_tokenizer(path)
+            self._stop_ids = stop_token_ids(tokenizer, load_generation_config(path))
+            self._encoder = PromptEncoder(
+                tokenizer,
+                self.config.agent_profile,
+                self.config.max_prompt_tokens,
+                self.config.on_long_prompt,
+            )
+        return self._encoder
+
+    def _settings(self) -> RolloutSettings:
+        config = self.config
+        evaluating = config.in_evaluation
+        sampling = Sampling(
+            temperature=config.eval_temperature if evaluating else config.temperature,
+            top_p=1.0 if evaluating else config.top_p,
+            top_k=0 if evaluating else config.top_k,
+            max_tokens=config.max_response_tokens,
+            stop=config.agent_profile.stop,
+            stop_token_ids=self._stop_ids,
+        )
+        return RolloutSettings(
+            sampling=sampling,
+            seed=config.root_seed,
+            max_episode_steps=config.max_episode_steps,
+            policy_of=config.module_of,
+        )
+
+    def _new_game(self) -> Game:
+        return Game(self._spec.make(self.config.env_config), self._spec.name)
+
+    @override(EnvRunner)
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        **kwargs: Any,
+    ) -> list[Episode]:
+        """Play episodes outside the training loop, RLlib's generic entry.
+
+        Args:
+            num_timesteps: At least this many environment steps.
+            num_episodes: At least this many episodes (whole groups are played).
+            **kwargs: Other arguments of RLlib's EnvRunners; unused.
+
+        Raises:
+            RuntimeError: What went wrong in the rollout.
+        """
+        episodes: list[Episode] = []
+        steps = 0
+        while True:
+            seed = derive_seed(self.config.root_seed, "evaluation", self.worker_index or 0)
+            task = GroupTask(
+                group=self._sampled,
+                env_seed=(seed + 2 * self._sampled) % 2**31 | 1,
+                size=self.config.group_size,
+                stream="evaluation",
+            )
+            self._sampled += 1
+            played = self.play([task])
+            if played.error:
+                raise RuntimeError(played.error)
+            episodes += played.episodes
+            steps += sum(episode.env_steps() for episode in played.episodes)
+            if len(episodes) >= (num_episodes or 1) and steps >= (num_timesteps or 1):
+                self._unreported += episodes
+                return episodes
+
+    @override(EnvRunner)
+    def get_metrics(self) -> Any:
+        """Return the metrics of what `sample` has played since the last call."""
+        if self._unreported:
+            self.metrics.log_dict(episode_metrics(self._unreported), window=1)
+            self._unreported = []
+        return self.metrics.reduce()
+
+    def load_weights(self, state: Mapping[str, Mapping[str, Any]], version: int) -> dict[str, int]:
+        """Give every policy its new weights.
+
+        Args:
+            state: Per module id, Hugging Face parameter names to tensors or arrays.
+            version: Weight version.
+
+        Returns:
+            The version that now serves each policy.
+        """
+        for module_id, parameters in state.items():
+            tensors = {name: _as_tensor(value) for name, value in parameters.items()}
+            self._weights[module_id] = (tensors, version)
+            if self._engine is not None:
+                self._engine.load_weights(module_id, tensors, version)
+        return dict.fromkeys(state, version)
+
+    @override(Checkpointable)
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        """Return what rebuilds this runner."""
+        return (), {"config": self.config, "worker_index": self.worker_index}
+
+    @override(Checkpointable)
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return how many groups `sample` has played; weights belong to the learner."""
+        return {"sampled_groups": self._sampled}
+
+    @override(Checkpointable)
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over counters, and weights where RLlib pushes them."""
+        self._sampled = state.get("sampled_groups", self._sampled)
+        modules = state.get(COMPONENT_RL_MODULE)
+        if modules:
+            weights = {
+                module_id: {
+                    name.removeprefix("lm."): value
+                    for name, value in parameters.items()
+                    if name.startswith("lm.")
+                }
+                for module_id, parameters in modules.items()
+            }
+            self.load_weights(weights, int(state.get(WEIGHTS_SEQ_NO, 0)))
+
+    @override(EnvRunner)
+    def assert_healthy(self) -> None:
+        """Check that construction came to its end."""
+        assert self._idle is not None
+
+    @override(EnvRunner)
+    def stop(self) -> None:
+        """Close environments and engine."""
+        for game in self._idle:
+            game.close()
+        self._idle = []
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value

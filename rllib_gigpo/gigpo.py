@@ -1,0 +1,259 @@
+"""GiGPO as an RLlib Algorithm (Group-in-Group Policy Optimization, arXiv 2505.10978).
+
+One iteration:
+
+    task seeds -> EnvRunners play groups -> rows -> learners (advantages, loss, step) -> weights
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import ALL_MODULES, COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.policy.sample_batch import MultiAgentBatch
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    TIMERS,
+)
+
+from rllib_gigpo.config import GiGPOConfig
+from rllib_gigpo.env_runner import LLMEnvRunner, Played
+from rllib_gigpo.grouping import exact_anchors
+from rllib_gigpo.learner import PHASES
+from rllib_gigpo.metrics import episode_metrics, step_group_metrics
+from rllib_gigpo.rollout import Episode, GroupTask
+from rllib_gigpo.rows import RowData, episodes_to_batch
+from rllib_gigpo.seeding import derive_seed
+
+T = TypeVar("T")
+
+_ROUNDS_WITHOUT_PROGRESS = 10
+
+
+class GiGPO(Algorithm):
+    """Group-in-Group Policy Optimization.
+
+    Attributes:
+        last_evaluation: Per episode of the last evaluation: seed, task id, member, won, return.
+    """
+
+    config: GiGPOConfig
+    env_runner_group: EnvRunnerGroup
+    learner_group: LearnerGroup
+
+    @classmethod
+    @override(Algorithm)
+    def get_default_config(cls) -> GiGPOConfig:
+        """Return the default settings."""
+        return GiGPOConfig(algo_class=cls)
+
+    @override(Algorithm)
+    def setup(self, config: GiGPOConfig) -> None:
+        """Build EnvRunners and learners; a local evaluation runner shares the local engine."""
+        self.num_updates = 0
+        self.last_evaluation: list[dict[str, Any]] = []
+        super().setup(config)
+        trains_locally = self.env_runner_group.num_remote_workers() == 0
+        if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
+            self.eval_env_runner.share_engine(_local(self.env_runner_group))
+        self._sync_weights()
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        """Run one iteration."""
+        tasks = training_tasks(self.config, self.num_updates)
+        with self._timed("rollout"):
+            episodes, _ = self.play(self.env_runner_group, tasks)
+        with self._timed("grouping"):
+            batch = self._to_rows(episodes)
+        self._log_rollout(episodes, batch)
+        self._update(batch)
+        with self._timed("sync"):
+            self._sync_weights()
+
+    def play(
+        self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]
+    ) -> tuple[list[Episode], list[Played]]:
+        """Play groups on the runners of a group, as evenly as their number allows.
+
+        A group whose runner died is played again on another one. Episodes are a function of their
+        task and the weights alone, so a retry gives what was lost.
+
+        Returns:
+            The episodes in order of (group, member), and what each runner reported.
+
+        Raises:
+            RuntimeError: A rollout failed, or no runner came back.
+        """
+        waiting = {task.group: task for task in tasks}
+        reports: list[Played] = []
+        idle_rounds = 0
+        while waiting:
+            played = self._play_round(runners, list(waiting.values()))
+            for report in played:
+                if report.error is not None:
+                    raise RuntimeError(f"the rollout failed: {report.error}")
+                for group in report.groups:
+                    waiting.pop(group, None)
+            reports += played
+            idle_rounds = 0 if played else idle_rounds + 1
+            if idle_rounds >= _ROUNDS_WITHOUT_PROGRESS:
+                raise RuntimeError(
+                    f"{len(waiting)} groups could not be played: no EnvRunner answered "
+                    f"{idle_rounds} times in a row; see their logs for why they died"
+                )
+            if waiting:
+                time.sleep(self.config.delay_between_env_runner_restarts_s)
+                self.restore_env_runners(runners)
+        episodes = [episode for report in reports for episode in report.episodes]
+        episodes.sort(key=lambda e: (e.custom_data["group"], e.custom_data["member"]))
+        return episodes, reports
+
+    def _play_round(self, runners: EnvRunnerGroup, tasks: list[GroupTask]) -> list[Played]:
+        if runners.num_remote_workers() == 0:
+            return [_local(runners).play(tasks)]
+        ids = runners.healthy_worker_ids()
+        if not ids:
+            return []
+        shares = [share for share in spread(tasks, len(ids)) if share]
+        return runners.foreach_env_runner(
+            [_call("play", share) for share in shares],
+            remote_worker_ids=ids[: len(shares)],
+            local_env_runner=False,
+        )
+
+    @override(Algorithm)
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Bring dead runners back, with the learner's weights."""
+        restored = env_runner_group.probe_unhealthy_env_runners()
+        if restored:
+            self._sync_weights()
+        return restored
+
+    def _to_rows(self, episodes: Sequence[Episode]) -> MultiAgentBatch:
+        return episodes_to_batch(
+            episodes, lambda texts, group, agent: exact_anchors(texts), self.config.module_of
+        )
+
+    def _update(self, batch: MultiAgentBatch) -> None:
+        steps = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
+        with self._timed("learn"):
+            results = self.learner_group.update(
+                training_data=RowData(batch, self.config.minibatch_plan),
+                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: steps},
+                iteration=self.num_updates,
+            )
+        if not results:
+            raise RuntimeError(
+                "no learner answered the update: a learner died in an earlier one; restore the "
+                "run from its last checkpoint"
+            )
+        self.num_updates += 1
+        for phase in PHASES:
+            seconds = [r[ALL_MODULES][f"seconds_{phase}"].peek() for r in results]
+            self.metrics.log_value((TIMERS, phase), float(np.max(seconds)), window=1)
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
+
+    def _log_rollout(self, episodes: Sequence[Episode], batch: MultiAgentBatch) -> None:
+        found = episode_metrics(episodes)
+        self.metrics.log_dict(found, key=ENV_RUNNER_RESULTS, window=1)
+        self.metrics.log_value(
+            (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME),
+            found["num_env_steps_sampled"],
+            reduce="lifetime_sum",
+        )
+        for kind in ("prompt", "response"):
+            tokens = sum(int(r[f"num_{kind}_tokens"].sum()) for r in batch.policy_batches.values())
+            self.metrics.log_value((ENV_RUNNER_RESULTS, f"num_{kind}_tokens"), tokens, window=1)
+        self.metrics.log_dict(step_group_metrics(batch), key=ENV_RUNNER_RESULTS, window=1)
+
+    def _sync_weights(self) -> None:
+        """Give every engine the learner's weights, as version `num_updates`."""
+        state = self.learner_group.get_state(
+            components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}", inference_only=True
+        )[COMPONENT_LEARNER][COMPONENT_RL_MODULE]
+        version = self.num_updates
+        weights = {
+            module_id: {name.removeprefix("lm."): value for name, value in parameters.items()}
+            for module_id, parameters in state.items()
+        }
+        for runners in (self.env_runner_group, self.eval_env_runner_group):
+            if runners is None:
+                continue
+            if runners.num_remote_workers() == 0:
+                _local(runners).load_weights(weights, version)
+                continue
+            reference = ray.put(weights)
+            loaded = runners.foreach_env_runner(
+                _call("load_weights", reference, version),
+                local_env_runner=False,
+            )
+            stale = [served for served in loaded if set(served.values()) != {version}]
+            if stale:
+                raise RuntimeError(f"an EnvRunner serves weights {stale[0]}, expected {version}")
+
+    def _timed(self, phase: str):
+        return self.metrics.log_time((TIMERS, phase), reduce="mean", window=1)
+
+    @override(Algorithm)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the algorithm's state; the task stream is a function of `num_updates`."""
+        return {**super().get_state(*args, **kwargs), "num_updates": self.num_updates}
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        self.num_updates = state.get("num_updates", self.num_updates)
+        super().set_state(state)
+        self._sync_weights()
+
+
+def _local(runners: EnvRunnerGroup) -> LLMEnvRunner:
+    runner = runners.local_env_runner
+    if not isinstance(runner, LLMEnvRunner):
+        raise TypeError(
+            f"the local EnvRunner is a {type(runner).__name__}: GiGPO needs LLMEnvRunner and "
+            "create_local_env_runner=True where there are no remote ones"
+        )
+    return runner
+
+
+def _call(method: str, *args: Any) -> Callable[[Any], Any]:
+    """Return a call on a remote runner; object references are resolved there."""
+
+    def call(runner: Any) -> Any:
+        return getattr(runner, method)(
+            *(ray.get(a) if isinstance(a, ray.ObjectRef) else a for a in args)
+        )
+
+    return call
+
+
+def training_tasks(config: GiGPOConfig, iteration: int) -> list[GroupTask]:
+    """Return the task groups of one iteration, a function of the seed and the iteration alone."""
+    return [
+        GroupTask(
+            group=group,
+            env_seed=derive_seed(config.root_seed, "task", iteration, group) & ~1,
+            size=config.group_size,
+            iteration=iteration,
+        )
+        for group in range(config.num_groups)
+    ]
+
+
+def spread(items: Sequence[T], parts: int) -> list[list[T]]:
+    """Split items into contiguous parts whose sizes differ by at most one."""
+    bounds = [len(items) * part // parts for part in range(parts + 1)]
+    return [list(items[low:high]) for low, high in pairwise(bounds)]

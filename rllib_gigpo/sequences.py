@@ -1,0 +1,205 @@
+"""Log-probabilities of responses under a causal LM, without logits where nothing was said.
+
+Rows are packed into micro-batches by a token budget, equal (prompt, response) pairs share one
+forward pass, and the output layer runs at response positions only.
+
+Shapes: n rows of a micro-batch, U distinct sequences, L longest sequence, T longest response,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that go through the model together.
+
+    Attributes:
+        rows: Positions of the rows in the list that was packed, int64 [n].
+        index: Sequence of each row, int64 [n], values below U.
+        input_ids: Prompt and response, right-padded, int64 [U, L].
+        lengths: Sequence lengths, int64 [U].
+        positions: Where the logits of the response tokens are, int64 [U, T] (padding repeats 0).
+        targets: Response tokens, int64 [U, T].
+        mask: True at response tokens, bool [U, T].
+    """
+
+    rows: torch.Tensor
+    index: torch.Tensor
+    input_ids: torch.Tensor
+    lengths: torch.Tensor
+    positions: torch.Tensor
+    targets: torch.Tensor
+    mask: torch.Tensor
+
+
+class ResponseLogps(NamedTuple):
+    """What a forward pass says about the responses of a micro-batch's rows.
+
+    Attributes:
+        logps: Log-probability of each response token, float32 [n, T], 0 at padding.
+        entropy: Entropy of each token's distribution, float32 [n, T], 0 at padding.
+        mask: True at response tokens, bool [n, T].
+    """
+
+    logps: torch.Tensor
+    entropy: torch.Tensor
+    mask: torch.Tensor
+
+
+def pack(
+    prompts: Iterable[np.ndarray], responses: Iterable[np.ndarray], token_budget: int
+) -> list[MicroBatch]:
+    """Pack rows into micro-batches of at most `token_budget` padded tokens.
+
+    Distinct sequences are sorted by length, so padding is small; a sequence longer than the budget
+    gets a micro-batch of its own.
+
+    Args:
+        prompts: int32 [P] each, P >= 1.
+        responses: int32 [T] each, T >= 1.
+        token_budget: Limit of U * L.
+
+    Returns:
+        Micro-batches that cover every row once.
+
+    Raises:
+        ValueError: An empty prompt or response.
+    """
+    numbers: dict[tuple[bytes, bytes], int] = {}
+    index: list[int] = []
+    distinct: list[tuple[np.ndarray, np.ndarray]] = []
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        if len(prompt) == 0 or len(response) == 0:
+            raise ValueError(
+                f"row {row} has {len(prompt)} prompt and {len(response)} response tokens: both "
+                "must be at least 1"
+            )
+        key = (prompt.tobytes(), response.tobytes())
+        number = numbers.setdefault(key, len(distinct))
+        if number == len(distinct):
+            distinct.append((prompt, response))
+        index.append(number)
+    lengths = np.array([len(prompt) + len(response) for prompt, response in distinct], np.int64)
+    order = np.argsort(lengths, kind="stable")
+    batches = []
+    start = 0
+    while start < len(order):
+        end = start + 1
+        while end < len(order) and (end + 1 - start) * lengths[order[end]] <= token_budget:
+            end += 1
+        batches.append(_micro_batch(order[start:end], np.array(index), distinct))
+        start = end
+    return batches
+
+
+def _micro_batch(
+    members: np.ndarray, index: np.ndarray, distinct: list[tuple[np.ndarray, np.ndarray]]
+) -> MicroBatch:
+    sequences = [distinct[member] for member in members]
+    lengths = np.array([len(prompt) + len(response) for prompt, response in sequences])
+    longest_response = max(len(response) for _, response in sequences)
+    input_ids = np.zeros((len(sequences), lengths.max()), dtype=np.int64)
+    positions = np.zeros((len(sequences), longest_response), dtype=np.int64)
+    targets = np.zeros_like(positions)
+    mask = np.zeros(positions.shape, dtype=bool)
+    for u, (prompt, response) in enumerate(sequences):
+        input_ids[u, : len(prompt)] = prompt
+        input_ids[u, len(prompt) : lengths[u]] = response
+        positions[u, : len(response)] = np.arange(len(prompt) - 1, lengths[u] - 1)
+        targets[u, : len(response)] = response
+        mask[u, : len(response)] = True
+    local = np.full(len(distinct), -1, dtype=np.int64)
+    local[members] = np.arange(len(members))
+    rows = np.flatnonzero(local[index] >= 0)
+    arrays = (rows, local[index[rows]], input_ids, lengths, positions, targets, mask)
+    return MicroBatch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+
+
+def response_logps(
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    temperature: float = 1.0,
+    entropy_grad: bool = False,
+) -> ResponseLogps:
+    """Run the model on a micro-batch.
+
+    Args:
+        model: A causal LM whose logits are `lm_head(hidden)` (checked by `check_output_layer`).
+        batch: The rows.
+        temperature: Divides the logits, as the engine does when it samples; 0 counts as 1.
+        entropy_grad: Whether the entropy carries a gradient.
+
+    Returns:
+        Log-probabilities and entropies per row; computed once per distinct sequence.
+    """
+    device = model.device
+    lengths = batch.lengths.to(device)
+    input_ids = batch.input_ids.to(device)
+    mask = batch.mask.to(device)
+    columns = torch.arange(input_ids.shape[1], device=device)
+    is_token = columns < lengths[:, None]
+    body, output_layer = _parts(model)
+    hidden = body(
+        input_ids=input_ids,
+        attention_mask=None if bool(is_token.all()) else is_token.long(),
+        use_cache=False,
+    ).last_hidden_state
+    rows = torch.arange(len(input_ids), device=device)[:, None].expand_as(mask)[mask]
+    spoken = hidden[rows, batch.positions.to(device)[mask]]
+    logits = output_layer(spoken).float()
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    all_logps = torch.log_softmax(logits, dim=-1)
+    chosen = all_logps.gather(-1, batch.targets.to(device)[mask][:, None]).squeeze(-1)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        flat_entropy = -(all_logps.exp() * all_logps).sum(-1)
+    index = batch.index.to(device)
+    return ResponseLogps(
+        logps=_unflatten(chosen, mask)[index],
+        entropy=_unflatten(flat_entropy, mask)[index],
+        mask=mask[index],
+    )
+
+
+def _parts(model: Any) -> tuple[Any, Any]:
+    """Return the transformer body and the output layer."""
+    return model.base_model, model.get_output_embeddings()
+
+
+def _unflatten(flat: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
+
+
+def check_output_layer(model: PreTrainedModel) -> None:
+    """Make sure that logits are the output layer of the last hidden state, nothing more.
+
+    Raises:
+        ValueError: The model scales or caps its logits, so log-probabilities computed at response
+            positions only would be wrong.
+    """
+    ids = torch.tensor([[0, 1]], device=model.device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        body, output_layer = _parts(model)
+        direct = output_layer(body(input_ids=ids, use_cache=False).last_hidden_state)
+    model.train(was_training)
+    if not torch.allclose(whole, direct, rtol=1e-4, atol=1e-4):
+        raise ValueError(
+            f"{type(model).__name__} changes its logits after the output layer (scaling or "
+            "soft-capping), which the learner does not support; use a Qwen, Llama, SmolLM or "
+            "Mistral model"
+        )

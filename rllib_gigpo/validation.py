@@ -1,0 +1,133 @@
+"""Checks of GiGPOConfig: one sentence per fault, naming the setting, the value and the cure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rllib_gigpo.config import GiGPOConfig
+
+_CHOICES = {
+    "f_norm": ("std", "none"),
+    "group_mean_over": ("episodes", "steps"),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "optimizer_name": ("adamw", "sgd"),
+    "penalty_scope": ("return", "step"),
+    "old_logp": ("recompute", "engine"),
+    "dtype": ("float32", "bfloat16"),
+    "on_long_prompt": ("error", "end_episode", "shorten_observation"),
+}
+_WHOLE = {
+    "num_groups": 1,
+    "group_size": 1,
+    "num_epochs": 1,
+    "micro_batch_tokens": 1,
+    "lr_warmup_steps": 0,
+    "max_prompt_tokens": 1,
+    "max_response_tokens": 1,
+    "top_k": 0,
+    "max_num_seqs": 1,
+    "evaluation_samples_per_task": 1,
+}
+_WHOLE_OR_NONE = {"minibatch_size": 1, "num_minibatches": 1, "max_episode_steps": 1}
+_RANGES = {
+    "gamma": (0.0, 1.0),
+    "omega": (0.0, math.inf),
+    "kl_coeff": (0.0, math.inf),
+    "entropy_coeff": (0.0, math.inf),
+    "lr": (0.0, math.inf),
+    "weight_decay": (0.0, math.inf),
+    "invalid_action_penalty": (0.0, math.inf),
+    "eval_temperature": (0.0, math.inf),
+    "temperature": (1e-3, math.inf),
+    "top_p": (1e-6, 1.0),
+}
+
+
+def check_settings(config: GiGPOConfig) -> None:
+    """Check every setting of GiGPO.
+
+    Raises:
+        ValueError: The first fault found.
+    """
+    for name, choices in _CHOICES.items():
+        _check_choice(name, getattr(config, name), choices)
+    for name, least in _WHOLE.items():
+        _check_whole(name, getattr(config, name), least)
+    for name, least in _WHOLE_OR_NONE.items():
+        if getattr(config, name) is not None:
+            _check_whole(name, getattr(config, name), least)
+    for name, (low, high) in _RANGES.items():
+        _check_range(name, getattr(config, name), low, high)
+    if config.grad_clip is not None:
+        _check_range("grad_clip", config.grad_clip, 0.0, math.inf)
+    _check_clip(config.clip_param)
+    _check_pairs(config)
+    if config.env is not None:
+        if not isinstance(config.env, str):
+            raise ValueError(
+                f"environment({config.env!r}): expected a name; register the class first: "
+                "register_llm_env('MyEnv', MyEnv), then environment('MyEnv')"
+            )
+        _ = config.env_spec
+
+
+def _check_pairs(config: GiGPOConfig) -> None:
+    if config.minibatch_size is not None and config.num_minibatches is not None:
+        raise ValueError(
+            f"minibatch_size={config.minibatch_size} and num_minibatches={config.num_minibatches} "
+            "are both set: set one of them and the other to None"
+        )
+    if config.top_p < 1.0 or config.top_k > 0:
+        raise ValueError(
+            f"top_p={config.top_p}, top_k={config.top_k} in training: the learner's "
+            "log-probabilities are over the whole vocabulary, so the ratio would be biased; use "
+            "top_p=1 and top_k=0"
+        )
+    if config.old_logp == "engine" and config.dtype == "bfloat16":
+        raise ValueError(
+            "old_logp='engine' with dtype='bfloat16': bf16 log-probabilities differ between engine "
+            "and learner by several percent; use old_logp='recompute'"
+        )
+    if config.grad_clip is not None and config.grad_clip_by != "global_norm":
+        raise ValueError(f"grad_clip_by={config.grad_clip_by!r}: GiGPO clips by 'global_norm' only")
+    if config.framework_str != "torch":
+        raise ValueError(f"framework={config.framework_str!r}: GiGPO runs on 'torch' only")
+    if config.evaluation_parallel_to_training:
+        raise ValueError(
+            "evaluation_parallel_to_training=True: an evaluation pins one weight version, so it "
+            "cannot run beside an update; set it to False"
+        )
+    if config.group_size == 1:
+        raise ValueError(
+            "group_size=1: an episode alone in its group has advantage 0 and nothing is learned; "
+            "use at least 2"
+        )
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
+
+
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:
+        bound = f"of at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+        raise ValueError(f"{name}={value!r}: expected a finite number {bound}")
+
+
+def _check_clip(value: Any) -> None:
+    pair = (value, value) if isinstance(value, int | float) else value
+    is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+    if not is_pair or not all(isinstance(v, int | float) and v > 0 for v in pair) or pair[0] >= 1:
+        raise ValueError(
+            f"clip_param={value!r}: expected a number above 0, or a pair (low, high) of them with "
+            "low below 1"
+        )
