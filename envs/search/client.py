@@ -151,6 +151,7 @@ class _Endpoint:
             connection.request("POST", self._target, body, _HEADERS)
             response = connection.getresponse()
             answer = self._read(response)
+            response.close()  # or the connection would refuse the next request
         except BaseException:
             connection.close()
             raise

@@ -28,7 +28,7 @@ from envs.search.passages import Hit, to_contents
 from envs.search.retrievers import Retriever, RetrieverError
 from envs.search.sharing import shared_retriever
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("envs.search.server")
 _MAX_TOPK = 100
 _CHUNK_BYTES = 1 << 16
 
@@ -214,7 +214,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--topk", type=int, default=3, help="hits where a request names no number")
     parser.add_argument("--max-request-mb", type=float, default=8.0)
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    _LOG.addHandler(handler)
+    _LOG.setLevel(logging.INFO)
     chosen = {name: getattr(options, name) for name in ("index", "encoder", "device")}
     settings = {name: value for name, value in chosen.items() if value is not None}
     retriever = shared_retriever(options.retriever, corpus=options.corpus, **settings)

@@ -197,8 +197,9 @@ def _person_text(person: _Person) -> str:
     )
     article = "an" if person.profession[0] in "aeiou" else "a"
     return (
-        f"{person.name} was {article} {person.profession}, born in {person.town.name} in {person.born}. "
-        f"{person.name.split()[1]} {training} and settled in {person.later_town} later in life."
+        f"{person.name} was {article} {person.profession}, born in {person.town.name} in "
+        f"{person.born}. {person.name.split()[1]} {training} and settled in {person.later_town} "
+        "later in life."
     )
 
 
