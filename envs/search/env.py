@@ -20,7 +20,7 @@ from envs.spaces import TextSpace
 INVALID_ACTION = (
     "Invalid action: write exactly one <search>query</search> or <answer>text</answer> block."
 )
-_EXAMPLE_ACTIONS = (
+EXAMPLE_ACTIONS = (
     "<search>birth town</search>",
     "<search>river</search>",
     "<search>founded in</search>",
@@ -41,9 +41,10 @@ class Search(gymnasium.Env[str, str]):
     The observation after `reset` is the question; later it is what the last action brought back.
     It is the anchor state too, also given as `info["anchor"]`.
 
-    `info` holds `task` (the question), `task_id`, `data_source`, `anchor`, `won`,
-    `tool_calls` (searches so far), `repeated_query_share` (share of those whose normalised query
-    had been asked before in this episode) and, after a step, `is_action_valid`.
+    `info` holds `task` (the question), `task_id`, `data_source` (also as `task_type`: results are
+    reported by it), `anchor`, `won`, `tool_calls` (searches so far), `repeated_query_share` (share
+    of those whose normalised query had been asked before in this episode) and, after a step,
+    `is_action_valid`.
 
     `reset(seed=s)` asks question `s mod n` of the n questions of the split, whose order depends on
     their text alone: seeds 0 ... n-1 ask every question once, on every machine. A reset without a
@@ -100,7 +101,7 @@ class Search(gymnasium.Env[str, str]):
         self._retriever_settings = dict(retriever_settings or {})
         self._questions: tuple[Question, ...] | None = load_questions(self._sources, split)
         self.observation_space = TextSpace()
-        self.action_space = TextSpace(_EXAMPLE_ACTIONS)
+        self.action_space = TextSpace(EXAMPLE_ACTIONS)
         self._question: Question | None = None
         self._start_episode()
 
@@ -211,6 +212,7 @@ class Search(gymnasium.Env[str, str]):
             "task": question.question,
             "task_id": question.task_id,
             "data_source": question.data_source,
+            "task_type": question.data_source,
             "anchor": observation,
             "won": self._won,
             "tool_calls": searches,

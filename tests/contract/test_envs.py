@@ -10,9 +10,12 @@ from env_contract import CHECKS, LegalAction, any_admissible, check_contract
 
 from envs.catalog import ENVIRONMENTS, make
 from envs.key_door import KeyDoor
+from envs.search.env import EXAMPLE_ACTIONS
 
 # For environments that do not list all they accept in info["admissible_actions"].
-LEGAL_ACTIONS: dict[str, LegalAction] = {}
+LEGAL_ACTIONS: dict[str, LegalAction] = {
+    "Search": lambda observation, info, rng: str(rng.choice(EXAMPLE_ACTIONS)),
+}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

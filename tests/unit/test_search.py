@@ -59,6 +59,7 @@ def test_a_reset_asks_the_question(env):
         "task": "Who painted the Amber Clock?",
         "task_id": "own:7",
         "data_source": "own",
+        "task_type": "own",
         "anchor": "Who painted the Amber Clock?",
         "won": False,
         "tool_calls": 0,
