@@ -11,6 +11,7 @@ Legend: A running rows, C context tokens, U prompts with context, P prompt lengt
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,7 +46,6 @@ class Row:
         self.future = future
         self.prompt = np.ascontiguousarray(request.prompt_ids, dtype=np.int32)
         self.key = self.prompt.tobytes()
-        self.draws = uniforms(request.seed)
         self.token_ids: list[int] = []
         self.logps: list[float] = []
         self.newest = int(self.prompt[-1])
@@ -167,14 +167,18 @@ class PolicyBatch:
         if self._settings is None:
             settings = [row.request.sampling for row in rows]
             self._settings = SamplingBatch.of(settings, self.vocab_size, self._device)
-        draws = torch.tensor([next(row.draws) for row in rows], dtype=torch.float64)
-        tokens, logps = sample(logits, self._settings, draws.to(self._device))
+        draws = uniforms(
+            np.array([row.request.seed % 2**64 for row in rows], dtype=np.uint64),
+            np.array([len(row.token_ids) for row in rows], dtype=np.uint64),
+        )
+        draws = torch.from_numpy(draws).to(self._device)
+        tokens, logps = sample(logits, self._settings, draws)
         return self._push(rows, tokens.tolist(), logps.tolist())
 
     def _push(
         self, rows: list[Row], tokens: list[int], logps: list[float]
     ) -> list[tuple[Row, Completion]]:
-        if not np.isfinite(logps).all():
+        if not math.isfinite(sum(logps)):
             raise EngineError(
                 f"policy {self.policy_id!r} at weight version {self.version} gives "
                 "log-probabilities that are not finite: its weights hold NaN or too large values"

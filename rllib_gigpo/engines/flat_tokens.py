@@ -50,7 +50,8 @@ class FlatTokens:
         self._rows = len(newest)
         self._ids = [newest]
         self._positions = [positions]
-        self._written = [np.arange(self._rows) * cache.length + positions]
+        self._slots = [np.arange(self._rows)]
+        self._written = [positions]
         self._sources: list[np.ndarray] = []
         self._length = round_up(int(positions.max()) + 1)
         self._context: Context | None = None
@@ -64,9 +65,9 @@ class FlatTokens:
             steps = np.arange(length)
             self._ids.append(prompt.context)
             self._positions.append(prompt.shared + steps)
-            for slot in prompt.slots:
-                self._written.append(slot * self._cache.length + prompt.shared + steps)
-                self._sources.append(start + steps)
+            self._slots.append(np.repeat(prompt.slots, length))
+            self._written.extend([prompt.shared + steps] * len(prompt.slots))
+            self._sources.extend([start + steps] * len(prompt.slots))
         columns = np.arange(lengths.max())
         padded = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
         slots = mask = None
@@ -97,7 +98,7 @@ class FlatTokens:
             rows=self._rows,
             length=self._length,
             mask=self._score_mask(self._positions[0])[:, None, None],
-            positions=self._tensor(self._written),
+            addresses=self._cache.addresses(self._tensor(self._slots), self._tensor(self._written)),
             sources=self._tensor(self._sources) if self._sources else None,
             context=self._context,
         )

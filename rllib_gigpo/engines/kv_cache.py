@@ -39,7 +39,7 @@ def round_up(length: int) -> int:
 
 
 class SlotCache:
-    """Keys and values of all layers, [2 x layers, S, length, K, D], grown on demand.
+    """Keys and values of all layers, [2 x layers, S, K, length, D], grown on demand.
 
     Args:
         config: The model's configuration.
@@ -72,11 +72,12 @@ class SlotCache:
         self._allocate(0, 0)
 
     def _allocate(self, slots: int, length: int) -> None:
-        shape = (self._planes, slots, length, self._heads, self._head_dim)
+        shape = (self._planes, slots, self._heads, length, self._head_dim)
         # Zeros, not empty: masked positions are multiplied by 0, which NaN would survive.
         self._store = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self._flat = [plane.view(slots * length, *shape[3:]) for plane in self._store]
-        self._by_head = [plane.transpose(1, 2) for plane in self._store]
+        self._layers = list(self._store)
+        self._flat = [plane.view(-1, self._head_dim) for plane in self._store]
+        self._head_starts = length * torch.arange(self._heads, device=self.device)
         self.slots, self.length = slots, length
 
     def reserve(self, slots: int, length: int) -> None:
@@ -89,29 +90,34 @@ class SlotCache:
         if length > old_length:
             length = min(max(round_up(length), 2 * old_length), self._max_length)
         self._allocate(max(slots, old_slots), max(length, old_length))
-        self._store[:, :old_slots, :old_length] = old
+        self._store[:, :old_slots, :, :old_length] = old
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` positions from slots to slots, all reads before all writes."""
-        self._store[:, list(targets), :length] = self._store[:, list(sources), :length]
+        self._store[:, list(targets), :, :length] = self._store[:, list(sources), :, :length]
+
+    def addresses(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where `write` stores the tokens at int64 [W] positions of int64 [W] slots, [W * K]."""
+        starts = slots * (self._heads * self.length) + positions
+        return (starts[:, None] + self._head_starts).flatten()
 
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, addresses: torch.Tensor
     ) -> None:
-        """Store keys and values [W, K, D] at flat positions [W] (slot * length + position)."""
-        self._flat[2 * layer].index_copy_(0, positions, keys)
-        self._flat[2 * layer + 1].index_copy_(0, positions, values)
+        """Store keys and values [W, K, D] at the `addresses` of W tokens."""
+        self._flat[2 * layer].index_copy_(0, addresses, keys.reshape(-1, self._head_dim))
+        self._flat[2 * layer + 1].index_copy_(0, addresses, values.reshape(-1, self._head_dim))
 
     def read(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views [rows, K, length, D] of the first slots' keys and values."""
-        keys, values = self._by_head[2 * layer], self._by_head[2 * layer + 1]
+        keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
         return keys[:rows, :, :length], values[:rows, :, :length]
 
     def gather(
         self, layer: int, slots: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies [U, K, length, D] of some slots' keys and values."""
-        keys, values = self._by_head[2 * layer], self._by_head[2 * layer + 1]
+        keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
         return keys[:, :, :length][slots], values[:, :, :length][slots]
 
 
@@ -145,8 +151,8 @@ class Layout:
         rows: A.
         length: L.
         mask: [A, 1, 1, L], added to the scores of the newest tokens.
-        positions: int64 [W], flat cache positions written, W >= A + C.
-        sources: int64 [W], the flat token written to each position; None means W = A in order.
+        addresses: int64 [W * K], where the cache stores W >= A + C tokens.
+        sources: int64 [W], the flat token stored at each; None means W = A in order.
         context: The new prompts, if any.
     """
 
@@ -154,7 +160,7 @@ class Layout:
     rows: int
     length: int
     mask: torch.Tensor
-    positions: torch.Tensor
+    addresses: torch.Tensor
     sources: torch.Tensor | None = None
     context: Context | None = None
 
@@ -200,9 +206,9 @@ def slot_attention(
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
     if layout.sources is None:
-        layout.cache.write(layer, keys, values, layout.positions)
+        layout.cache.write(layer, keys, values, layout.addresses)
     else:
-        layout.cache.write(layer, keys[layout.sources], values[layout.sources], layout.positions)
+        layout.cache.write(layer, keys[layout.sources], values[layout.sources], layout.addresses)
     newest = _attend_newest(layer, queries[: layout.rows], keys.shape[1], layout, scaling)
     if layout.context is None:
         return newest.unsqueeze(0), None

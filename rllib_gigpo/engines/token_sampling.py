@@ -5,7 +5,7 @@ Legend: R rows, V vocabulary size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +15,30 @@ from rllib_gigpo.engines.base import Sampling
 
 # Nearly every nucleus lies within so many tokens, and a full sort of a large vocabulary is slow.
 _FIRST_CANDIDATES = 256
-_UNIFORMS_PER_BLOCK = 16
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seed: int) -> Iterator[float]:
-    """Endless uniform numbers in [0, 1) that depend on the seed alone (Philox, one per token)."""
-    generator = np.random.Generator(np.random.Philox(key=seed % 2**128))
-    while True:
-        yield from generator.random(_UNIFORMS_PER_BLOCK).tolist()
+def uniforms(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The n-th uniform number of each seed's stream: a pure function of seed and n.
+
+    A counter-based generator (SplitMix64: Steele, Lea and Flood 2014, "Fast splittable
+    pseudorandom number generators") whose streams start where the mixed seed says.
+
+    Args:
+        seeds: uint64 [R].
+        counts: uint64 [R], numbers drawn before.
+
+    Returns:
+        float64 [R] in [0, 1).
+    """
+    bits = _mix(_mix(seeds) + (counts + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(11)) * 2.0**-53
+
+
+def _mix(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
 
 
 @dataclass(frozen=True)
