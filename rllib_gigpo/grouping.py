@@ -25,6 +25,8 @@ Observation = TypeVar("Observation")
 
 SIZE_BINS = ("1", "2-5", "6-8", "9", "10-49", ">=50")
 _BIN_STARTS = (1, 2, 6, 9, 10, 50)
+_CUTOFF_SLACK = 1e-3
+_SCORE_ROUNDING = 1e-9
 
 
 class SizeHistogram(NamedTuple):
@@ -181,8 +183,15 @@ def _indel_matches(representative: str, texts: list[str], threshold: float) -> l
     from rapidfuzz.distance.Indel import normalized_similarity
     from rapidfuzz.process import cdist
 
-    scores = cdist([representative], texts, scorer=normalized_similarity, score_cutoff=threshold)
-    return (scores[0] > 0.0).tolist()
+    # The cutoff saves time but rounds coarsely, so scores near the threshold are compared here.
+    scores = cdist(
+        [representative],
+        texts,
+        scorer=normalized_similarity,
+        score_cutoff=max(0.0, threshold - _CUTOFF_SLACK),
+        dtype=np.float64,
+    )
+    return (scores[0] >= threshold - _SCORE_ROUNDING).tolist()
 
 
 def _difflib_matches(representative: str, texts: list[str], threshold: float) -> list[bool]:

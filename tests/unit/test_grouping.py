@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rapidfuzz.fuzz import ratio
+from rapidfuzz.distance import LCSseq
 
 from rllib_gigpo.advantages import StepTable, gigpo
 from rllib_gigpo.grouping import (
@@ -19,7 +19,8 @@ from rllib_gigpo.grouping import (
 
 
 def indel(text: str, representative: str) -> float:
-    return ratio(text, representative) / 100
+    total = len(text) + len(representative)
+    return 2 * LCSseq.similarity(text, representative) / total if total else 1.0
 
 
 def difflib_ratio(text: str, representative: str) -> float:
@@ -105,10 +106,20 @@ class TestKey:
 
 class TestSimilar:
     def test_by_hand(self):
-        # Indel similarity is 2 M / T. "abcdefghij" and "abcdefghiX" share 9 of 10: 18 / 20 = 0.9,
+        # Similarity is 2 M / T. "abcdefghij" and "abcdefghiX" share 9 of 10: 18 / 20 = 0.9,
         # at the threshold. "abcdefghXY" shares 8 with the first: 0.8, and founds a cluster.
         texts = ["abcdefghij", "abcdefghiX", "abcdefghXY"]
         assert similar_anchors(texts, *one_scope(texts), threshold=0.9).tolist() == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("text", "other", "similarity"), [("cc", "cbc", 0.8), ("b  ac", "a cac", 0.6)]
+    )
+    def test_a_similarity_at_the_threshold_is_enough(self, text, other, similarity):
+        # "cc" inside "cbc": 2 x 2 / 5 = 0.8. " ac" in both: 2 x 3 / 10 = 0.6.
+        pair = [text, other]
+        assert similar_anchors(pair, *one_scope(pair), threshold=similarity).tolist() == [0, 0]
+        above = similarity + 1e-6
+        assert similar_anchors(pair, *one_scope(pair), threshold=above).tolist() == [0, 1]
 
     def test_the_oldest_similar_cluster_wins(self):
         # The third is like both representatives, which are not alike: it joins the older.
