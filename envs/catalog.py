@@ -49,6 +49,9 @@ ENVIRONMENTS: dict[str, EnvEntry] = {
         extra="alfworld",
         contract_kwargs={"games": "shipped"},
     ),
+    "WebShop": EnvEntry(
+        "envs.webshop:WebShop", "rllib_gigpo.agent.profiles.webshop:profile", extra="webshop"
+    ),
     "Search": EnvEntry(
         "envs.search:Search", "rllib_gigpo.agent.profiles.search:profile", extra="search"
     ),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import gymnasium
+import numpy as np
 
 from envs.spaces import TextSpace
-from envs.webshop.catalogue import GENERATED, Catalogue, open_catalogue
+from envs.webshop.catalogue import GENERATED, open_catalogue
 from envs.webshop.expert import expert_action
-from envs.webshop.goals import Goal, GoalKind, GoalSet, Split
+from envs.webshop.goals import Goal, GoalKind, Split, open_goals
 from envs.webshop.pages import Page, header, thanks_page
 from envs.webshop.reward import purchase_reward
 from envs.webshop.shop import open_shop
@@ -21,6 +21,7 @@ RewardKind = Literal["binary", "score"]
 Anchor = Literal["observation", "observation+options"]
 SUCCESS_REWARD = 10.0
 SEARCH_PLACEHOLDER = "search[<your query>]"
+_EXAMPLE_ACTIONS = ["search[red running shoes]", "click[next >]", "click[< prev]", "click[buy now]"]
 
 
 class WebShop(gymnasium.Env[str, str]):
@@ -82,11 +83,11 @@ class WebShop(gymnasium.Env[str, str]):
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         self.observation_space = TextSpace()
-        self.action_space = TextSpace([SEARCH_PLACEHOLDER, "click[back to search]"])
+        self.action_space = TextSpace(_EXAMPLE_ACTIONS)
         self.catalogue = open_catalogue(os.fspath(products), num_products)
         self._shop = open_shop(self.catalogue, show_attributes)
         self._goals = open_goals(self.catalogue, goals, split)
-        self._max_steps = max_steps
+        self.horizon = max_steps
         self._reward_kind = reward
         self._anchor = anchor
         self._show_task = show_task
@@ -133,7 +134,7 @@ class WebShop(gymnasium.Env[str, str]):
             self._enter(state)
         self._steps += 1
         terminated = self._state.page == "thanks"
-        truncated = not terminated and self._steps >= self._max_steps
+        truncated = not terminated and self._steps >= self.horizon
         self._is_over = terminated or truncated
         observation = self._observation()
         info = self._info(observation)
@@ -197,10 +198,13 @@ class WebShop(gymnasium.Env[str, str]):
             raise RuntimeError(f"no episode is running; call reset() before {method}()")
 
 
-@lru_cache(16)
-def open_goals(catalogue: Catalogue, kind: GoalKind, split: Split) -> GoalSet:
-    """Return the goals of a split, one set per process."""
-    return GoalSet(catalogue, kind, split)
+def random_action(info: dict[str, Any], rng: np.random.Generator) -> str:
+    """Draw an admissible action; in place of the placeholder, a search for words of the task."""
+    action = str(rng.choice(info["admissible_actions"]))
+    if action != SEARCH_PLACEHOLDER:
+        return action
+    words = info["task"].split()
+    return f"search[{' '.join(rng.choice(words, size=min(3, len(words)), replace=False))}]"
 
 
 def _check(name: str, value: str, allowed: Any) -> None:

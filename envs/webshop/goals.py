@@ -53,6 +53,12 @@ class Goal(NamedTuple):
     product_category: str
 
 
+@lru_cache(16)
+def open_goals(catalogue: Catalogue, kind: GoalKind, split: Split) -> GoalSet:
+    """Return the goals of a split, one set per process; arguments as in `GoalSet`."""
+    return GoalSet(catalogue, kind, split)
+
+
 def goal_records(product: Product, row: int, kind: GoalKind) -> np.ndarray:
     """Return the goals (G,) that a product gives, as `GOAL_DTYPE`.
 
@@ -95,7 +101,11 @@ class GoalSet:
             )
         self._catalogue = catalogue
         self._kind: GoalKind = kind
+        self._split: Split = split
         self._cached = lru_cache(_GOAL_CACHE)(self._make)
+
+    def __reduce__(self) -> tuple:
+        return open_goals, (self._catalogue, self._kind, self._split)
 
     def __len__(self) -> int:
         return len(self._records)

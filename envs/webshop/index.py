@@ -19,8 +19,6 @@ from envs.webshop.stable import stable_hash
 
 # Lucene's defaults in the toolkit that the official index was built with.
 _K1, _B = 0.9, 0.4
-# An action is at most some hundred tokens long; anything beyond is no query.
-_LONGEST_QUERY = 4000  # characters
 _WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’]\w+)*")
 # The stop words of Lucene's English analyzer.
 _STOP_WORDS = (
@@ -129,11 +127,11 @@ class Index:
 
         Equal scores come in the order of the catalogue, so the answer is the same everywhere.
         """
-        columns = self._columns_of(terms(query[:_LONGEST_QUERY]))
+        columns = self._columns_of(terms(query))
         if not len(columns):
             return []
         scores = self._bm25.get_scores_from_ids(columns)
-        rows = np.flatnonzero(scores)
+        rows = np.flatnonzero(scores > 0)
         if len(rows) > count:
             # The count-th best score does not depend on how NumPy breaks ties, as the positions
             # that a partial sort returns do.

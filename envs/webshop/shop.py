@@ -22,6 +22,8 @@ from envs.webshop.pages import (
 from envs.webshop.state import State
 
 _PAGE_CACHE = 4096
+# No instruction is half as long; what comes after is not searched for, nor kept.
+_LONGEST_QUERY = 1000  # characters
 _ACTION = re.compile(r"(search|click)\[(.*)\]", re.DOTALL | re.IGNORECASE)
 
 
@@ -64,7 +66,8 @@ class Shop:
             return None
         verb, argument = match[1].lower(), match[2].lower()
         if verb == "search":
-            return State("results", query=argument) if argument.strip() else None
+            query = argument[:_LONGEST_QUERY].strip()
+            return State("results", query=query) if query else None
         page = self.page(state)
         return self._click(state, argument, page) if argument in page.clickables else None
 
