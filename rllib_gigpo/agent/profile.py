@@ -6,7 +6,7 @@ from typing import Any
 
 from rllib_gigpo.agent.memory import LastSteps, Memory
 from rllib_gigpo.agent.parsing import Action, ActionParser, TagParser
-from rllib_gigpo.agent.prompt import ChatTemplate, PromptTemplate
+from rllib_gigpo.agent.prompt import ChatTemplate, PromptTemplate, check_fields
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class AgentProfile:
                 f"AgentProfile(validity={self.validity!r}): expected 'parser' or "
                 "'parser_and_environment'"
             )
+        check_fields(f"AgentProfile(respond={self.respond!r})", self.respond, {"action"})
         if "{action}" not in self.respond:
             raise ValueError(f"AgentProfile(respond={self.respond!r}): it must hold '{{action}}'")
 

@@ -1,6 +1,6 @@
 """From task, memory and observation to chat messages. The prompt is rebuilt at every step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Protocol
@@ -35,6 +35,31 @@ class PromptContext:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
+def check_fields(what: str, text: str, allowed: Set[str]) -> None:
+    """Make sure that `str.format` can fill a text.
+
+    Args:
+        what: What the text is, for the error.
+        text: The text.
+        allowed: Names of the fields it may use.
+
+    Raises:
+        ValueError: Another field, or an unbalanced brace.
+    """
+    try:
+        used = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+    except ValueError as error:
+        raise ValueError(
+            f"{what} is no format text ({error}): write {{{{ or }}}} for a literal brace"
+        ) from error
+    for name in used:
+        if name not in allowed:
+            raise ValueError(
+                f"{what} uses unknown field {name!r}: expected one of {sorted(allowed)} "
+                "(write {{ or }} for a literal brace)"
+            )
+
+
 class PromptTemplate(Protocol):
     """The prompt contract: any callable from context to chat messages."""
 
@@ -59,7 +84,7 @@ class ChatTemplate:
         action_separator: What stands between two of them.
 
     Raises:
-        ValueError: A field that is not one of the six.
+        ValueError: A field that is not one of the six, or an unbalanced brace.
     """
 
     user: str
@@ -72,12 +97,8 @@ class ChatTemplate:
     def __post_init__(self):
         """Check the fields now rather than in the middle of a rollout."""
         for text in (self.user, self.user_with_history or "", self.system or ""):
-            unknown = {name for _, name, _, _ in Formatter().parse(text) if name} - _FIELDS
-            if unknown:
-                raise ValueError(
-                    f"prompt template uses unknown field {sorted(unknown)[0]!r}: "
-                    f"expected one of {sorted(_FIELDS)} (write {{{{ for a literal brace)"
-                )
+            check_fields("prompt template", text, _FIELDS)
+        check_fields(f"action_line={self.action_line!r}", self.action_line, {"action"})
 
     def __call__(self, context: PromptContext) -> list[Message]:
         """Build the messages of one step."""
