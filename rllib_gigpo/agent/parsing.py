@@ -55,7 +55,8 @@ class TagParser:
         end = response.rfind(closing)
         start = response.rfind(opening, 0, end) if end >= 0 else -1
         found = start >= 0
-        text = response[start + len(opening) : end] if found else response[-self.fallback_chars :]
+        tail = response[max(0, len(response) - self.fallback_chars) :]
+        text = response[start + len(opening) : end] if found else tail
         text = " ".join(text.split())
         valid = (
             found
