@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Product(NamedTuple):
     price_tag: str
     price: float
     rating: str
-    reviews: list[tuple[str, str, str]]
+    reviews: list[Sequence[str]]
     query: str
     category: str
     product_category: str
@@ -52,7 +52,7 @@ class Product(NamedTuple):
     attributes: list[str]
     instruction: str | None
     instruction_attributes: list[str]
-    human: list[tuple[str, list[str], list[str]]]
+    human: list[Sequence[Any]]
 
     def to_bytes(self) -> bytes:
         """Return the product as one line of JSON."""
