@@ -55,15 +55,12 @@ class PromptEncoder:
         Raises:
             PromptTooLongError: Too long without any history, and observations are not shortened.
         """
-        drop = 0
-        while True:
+        _, entries = memory.render()
+        for drop in range(entries + 1):
             history, shown = memory.render(drop)
             ids = self._tokenize(replace(context, history=history, history_length=shown))
             if len(ids) <= self.max_prompt_tokens:
                 return ids
-            if shown == 0:
-                break
-            drop += 1
         if self.on_long_prompt == "shorten_observation":
             return self._shorten(context)
         raise PromptTooLongError(
@@ -77,19 +74,22 @@ class PromptEncoder:
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
     def _shorten(self, context: PromptContext) -> np.ndarray:
-        keep = len(context.observation)
-        while keep > 0:
-            ids = self._tokenize(replace(context, observation=context.observation[:keep]))
-            excess = len(ids) - self.max_prompt_tokens
-            if excess <= 0:
-                return ids
-            # A token is at least one character of the observation in every tokenizer we know, so
-            # cutting `excess` characters never overshoots by more than it must.
-            keep = max(0, keep - excess)
-        raise PromptTooLongError(
-            f"the prompt is over max_prompt_tokens={self.max_prompt_tokens} even with an empty "
-            "observation: raise llm(max_prompt_tokens=...) or shorten the prompt template"
-        )
+        """Bisect for the longest start of the observation that fits."""
+        ids = self._tokenize(replace(context, observation=""))
+        if len(ids) > self.max_prompt_tokens:
+            raise PromptTooLongError(
+                f"the prompt is over max_prompt_tokens={self.max_prompt_tokens} even with an empty "
+                "observation: raise llm(max_prompt_tokens=...) or shorten the prompt template"
+            )
+        fits, too_long = 0, len(context.observation)
+        while too_long - fits > 1:
+            keep = (fits + too_long) // 2
+            tried = self._tokenize(replace(context, observation=context.observation[:keep]))
+            if len(tried) <= self.max_prompt_tokens:
+                fits, ids = keep, tried
+            else:
+                too_long = keep
+        return ids
 
     def _tokenize(self, context: PromptContext) -> np.ndarray:
         return self.tokenize(self.profile.prompt(context))
@@ -102,7 +102,8 @@ class PromptEncoder:
             encoded = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=True, return_dict=False
             )
-            ids = np.asarray(encoded, dtype=np.int32)
+            ids = np.array(encoded, dtype=np.int32)
+            ids.setflags(write=False)
             self._cache[key] = ids
             if len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
