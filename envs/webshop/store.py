@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,7 +144,10 @@ def _pop(table: dict[str, bytes], asin: str) -> Any:
 
 
 def _build_folder(sources: Sources, num_products: int | None, folder: Path) -> None:
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
+    building = folder.with_suffix(".building")
+    if building.exists():
+        shutil.rmtree(building)  # of a process that died
+    building.mkdir()
     try:
         with open(building / _RECORDS, "wb") as records:
             arrays = build_arrays(read_products(sources, num_products), records)
@@ -161,6 +162,9 @@ def _build_folder(sources: Sources, num_products: int | None, folder: Path) -> N
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that the system frees should this process die."""
+    # Not everywhere, and generated products need none.
+    import fcntl
+
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

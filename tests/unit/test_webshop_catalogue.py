@@ -7,6 +7,7 @@ import lzma
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.unit.webshop_shop import ATTRIBUTES, ITEMS, item, write_shop
 
 pytest.importorskip("bm25s", reason="WebShop needs the extra [webshop]")
 
-from envs.webshop import WebShop, files
+from envs.webshop import WebShop, files, store
 from envs.webshop.catalogue import open_catalogue
 from envs.webshop.files import find_sources, iterate_json
 from envs.webshop.generate import generated_products, write_official_files
@@ -173,6 +174,29 @@ class TestCache:
         open_catalogue.cache_clear()
         assert open_catalogue(str(path)).product(0).title == "Green Mug"
 
+    def test_processes_that_start_together_build_once(self, tmp_path, cache, monkeypatch):
+        sources, builds = find_sources(write_shop(tmp_path), None), []
+        build = store._build_folder
+
+        def counted(*arguments):
+            builds.append(arguments)
+            build(*arguments)
+
+        monkeypatch.setattr(store, "_build_folder", counted)
+        with ThreadPoolExecutor(8) as pool:
+            opened = list(pool.map(lambda _: store.on_disk(sources, None, cache), range(8)))
+        assert len(builds) == 1
+        assert all(len(arrays["asin_rows"]) == 12 for _, arrays in opened)
+
+    def test_what_a_dead_process_left_is_cleared(self, tmp_path, cache):
+        path = str(write_shop(tmp_path))
+        open_catalogue(path)
+        (folder,) = [entry for entry in cache.iterdir() if entry.is_dir()]
+        folder.rename(folder.with_suffix(".building"))
+        open_catalogue.cache_clear()
+        assert len(open_catalogue(path)) == 12
+        assert [entry for entry in cache.iterdir() if entry.is_dir()] == [folder]
+
     def test_failed_build_leaves_nothing(self, tmp_path, cache):
         path = write_shop(tmp_path, [*ITEMS, item("X", pricing="$1.2.3")])
         with pytest.raises(ValueError, match="product X"):
@@ -210,6 +234,11 @@ class TestSearch:
         for _ in range(200):
             builder.add("mug")
         assert Index(builder.build(), 200).search("mug", 50) == list(range(50))
+
+    def test_missing_bm25s_names_the_extra(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "bm25s", None)
+        with pytest.raises(ImportError, match=r"rllib-gigpo\[webshop\]"):
+            IndexBuilder()
 
     def test_options_are_searched(self, tmp_path):
         catalogue = open_catalogue(str(write_shop(tmp_path)))
