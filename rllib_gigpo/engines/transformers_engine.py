@@ -100,7 +100,7 @@ class TransformersEngine:
                 counts=self._counts,
             )
         self._running: dict[str, Row] = {}
-        self._loop: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._asleep = self._closed = False
 
     @property
@@ -132,11 +132,10 @@ class TransformersEngine:
             raise EngineError(f"request {request.request_id!r}: {error}") from error
         limit = min(sampling.max_tokens, self._max_model_len - len(request.prompt_ids))
         loop = asyncio.get_running_loop()
+        self._start(loop)
         row = Row(request, rule, limit, loop.create_future())
         self._running[request.request_id] = row
         batch.add(row)
-        if self._loop is None:
-            self._loop = loop.create_task(self._run())
         try:
             return await row.future
         finally:
@@ -207,17 +206,36 @@ class TransformersEngine:
         self._batches.clear()
         self._closed = True
 
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make sure that the engine loop runs in the caller's event loop."""
+        if self._task is not None and self._task.get_loop() is loop:
+            return
+        if self._running:
+            raise EngineError(
+                "requests of another event loop are running: send all requests of an engine from "
+                "one loop at a time"
+            )
+        self._forget_prompts()
+        self._task = loop.create_task(self._run())
+
     async def _run(self) -> None:
         """Step every busy policy in turn until no request is left."""
+        task = asyncio.current_task()
         try:
-            while busy := [batch for batch in self._batches.values() if batch.busy]:
-                for batch in busy:
-                    self._step(batch)
+            # An event loop may stop before this task has ended; then another one replaces it.
+            while self._task is task and any(batch.busy for batch in self._batches.values()):
+                for batch in self._batches.values():
+                    if batch.busy:
+                        self._step(batch)
                 await asyncio.sleep(0)
         finally:
-            self._loop = None
-            for batch in self._batches.values():
-                batch.forget_prompts()
+            if self._task is task:
+                self._task = None
+                self._forget_prompts()
+
+    def _forget_prompts(self) -> None:
+        for batch in self._batches.values():
+            batch.forget_prompts()
 
     def _step(self, batch: PolicyBatch) -> None:
         try:
