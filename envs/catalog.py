@@ -46,7 +46,6 @@ ENVIRONMENTS: dict[str, EnvEntry] = {
     "ALFWorld": EnvEntry(
         "envs.alfworld:ALFWorld",
         "rllib_gigpo.agent.profiles.alfworld:profile",
-        extra="alfworld",
         contract_kwargs={"games": "shipped"},
     ),
     "WebShop": EnvEntry(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 
 from envs.alfworld.engine import NOTHING_HAPPENS, Engine, Turn
+from envs.alfworld.fast.engine import FastEngine, compiled
+from envs.alfworld.fast.expert import Expert
 from envs.alfworld.games import Game, list_games
 from envs.spaces import TextSpace
 
@@ -18,12 +21,13 @@ _TASK_PREFIX = "Your task is to: "
 
 
 def _textworld_engine() -> Engine:
+    # Imported here: only this engine needs the alfworld package.
     from envs.alfworld.textworld_engine import TextWorldEngine
 
     return TextWorldEngine()
 
 
-_ENGINES = {"textworld": _textworld_engine}
+_ENGINES: dict[str, Callable[[], Engine]] = {"fast": FastEngine, "textworld": _textworld_engine}
 
 
 class ALFWorld(gymnasium.Env[str, str]):
@@ -35,8 +39,8 @@ class ALFWorld(gymnasium.Env[str, str]):
 
     The first observation is the description of the room; each later one is the answer to the last
     command. `info` holds `task` (the goal sentence), `admissible_actions` (all commands that the
-    engine offers, `help` included), `won`, `is_action_valid`, `anchor`, `task_id` (path of the
-    game below `json_2.1.*`) and `task_type`.
+    engine offers, `help` included), `won`, `is_action_valid` (after a step), `anchor`, `task_id`
+    (path of the game below `json_2.1.*`) and `task_type`.
 
     Args:
         games: `"real"`: game files in the folder of the environment variable ALFWORLD_DATA.
@@ -50,7 +54,9 @@ class ALFWorld(gymnasium.Env[str, str]):
             `"observation+inventory"`: also what the agent carries. `"observation+admissible"`:
             also the admissible commands. Observations alone repeat most, and merge states that
             differ.
-        engine: `"textworld"`: the package's own engine.
+        engine: `"fast"`: this package's engine; it gives the same texts, admissible commands and
+            success as the reference some thousand times faster. `"textworld"`: the reference, the
+            packages `alfworld` and `textworld` (`pip install rllib-gigpo[alfworld]`).
         data_dir: Where the real games are, in place of ALFWORLD_DATA.
 
     Raises:
@@ -67,7 +73,7 @@ class ALFWorld(gymnasium.Env[str, str]):
         task_types: Sequence[str] | None = None,
         max_steps: int = 50,
         anchor: str = "observation",
-        engine: str = "textworld",
+        engine: str = "fast",
         data_dir: str | os.PathLike | None = None,
     ):
         if anchor not in ANCHORS:
@@ -78,15 +84,18 @@ class ALFWorld(gymnasium.Env[str, str]):
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         self.observation_space = TextSpace()
         self.action_space = TextSpace(["look", "inventory"])
-        self._games = list_games(games, split, task_types, data_dir)
-        self._max_steps = max_steps
+        self.horizon = max_steps
+        self._listing = (games, split, None if task_types is None else tuple(task_types), data_dir)
+        self._games = list_games(*self._listing)
         self._anchor = anchor
         self._engine_name = engine
         self._engine: Engine | None = _ENGINES[engine]()
         self._game: Game | None = None
-        self._task = ""
-        self._admissible: list[str] = []
         self._commands: list[str] = []
+        self._admissible: list[str] = []
+        self._task = ""
+        self._is_over = True
+        self._expert: Expert | None = None
 
     def task_ids(self) -> list[str]:
         """Return the ids of all games of this split, sorted; any goes to `reset` as an option."""
@@ -108,58 +117,75 @@ class ALFWorld(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         game = self._games[int(self.np_random.integers(len(self._games)))]
         if options and "task_id" in options:
-            game = self._named(options["task_id"])
-        return self._start(game)
+            game = self._find(options["task_id"])
+        self._engine = self._engine or _ENGINES[self._engine_name]()
+        turn = self._engine.reset(game)
+        # The first text is a banner, the room and the goal, in three paragraphs.
+        _, room, goal = turn.feedback.split("\n\n", 2)
+        self._game = game
+        self._task = goal.removeprefix(_TASK_PREFIX).strip()
+        self._commands = []
+        self._admissible = turn.admissible
+        self._is_over = False
+        self._expert = None
+        return room, self._info(room, turn)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Carry out a command.
 
         Raises:
-            RuntimeError: `reset` was not called before.
+            RuntimeError: No episode is running.
         """
-        if self._engine is None or self._game is None:
-            raise RuntimeError("this ALFWorld has no running episode; call reset() before step()")
-        valid = action.strip() in self._admissible
-        turn = self._engine.step(action)
+        engine = self._running_engine("step")
+        is_valid = action.strip() in self._admissible
+        turn = engine.step(action)
         self._commands.append(action)
         self._admissible = turn.admissible
-        info = self._info(turn, turn.feedback, valid and turn.feedback != NOTHING_HAPPENS)
-        truncated = not turn.won and len(self._commands) >= self._max_steps
+        truncated = not turn.won and len(self._commands) >= self.horizon
+        self._is_over = turn.won or truncated
+        info = self._info(turn.feedback, turn)
+        info["is_action_valid"] = is_valid and turn.feedback != NOTHING_HAPPENS
         return turn.feedback, SUCCESS_REWARD * turn.won, turn.won, truncated, info
+
+    def expert_action(self) -> str:
+        """Return the next command of a shortest plan, from the full state of the game.
+
+        Raises:
+            RuntimeError: No episode is running.
+        """
+        self._running_engine("expert_action")
+        if self._expert is None:
+            assert self._game is not None
+            self._expert = Expert(compiled(self._game))
+        return self._expert.next_command(self._commands)
 
     def close(self) -> None:
         """Free the engine; a later `reset` starts a new one."""
         if self._engine is not None:
             self._engine.close()
         self._engine = None
-        self._game = None
+        self._is_over = True
 
-    def _named(self, task_id: str) -> Game:
-        for game in self._games:
-            if game.task_id == task_id:
-                return game
-        raise ValueError(
-            f"task_id {task_id!r} is not one of this split's {len(self._games)} games; task_ids()"
-            " lists them"
-        )
+    def _running_engine(self, method: str) -> Engine:
+        if self._is_over or self._engine is None:
+            raise RuntimeError(f"no episode is running; call reset() before {method}()")
+        return self._engine
 
-    def _start(self, game: Game) -> tuple[str, dict[str, Any]]:
-        if self._engine is None:
-            self._engine = _ENGINES[self._engine_name]()
-        turn = self._engine.reset(game)
-        self._game, self._commands, self._admissible = game, [], turn.admissible
-        # The feedback of a reset is a banner, the room and the goal, in three paragraphs.
-        _, room, goal = turn.feedback.split("\n\n", 2)
-        self._task = goal.removeprefix(_TASK_PREFIX).strip()
-        return room, self._info(turn, room, True)
+    def _find(self, task_id: str) -> Game:
+        place = bisect.bisect_left(self._games, task_id, key=lambda game: game.task_id)
+        if place == len(self._games) or self._games[place].task_id != task_id:
+            raise ValueError(
+                f"task_id {task_id!r} is not one of this split's {len(self._games)} games;"
+                " task_ids() lists them"
+            )
+        return self._games[place]
 
-    def _info(self, turn: Turn, observation: str, valid: bool) -> dict[str, Any]:
+    def _info(self, observation: str, turn: Turn) -> dict[str, Any]:
         assert self._game is not None
         return {
             "task": self._task,
             "admissible_actions": list(turn.admissible),
             "won": turn.won,
-            "is_action_valid": valid,
             "anchor": self._anchor_of(observation, turn),
             "task_id": self._game.task_id,
             "task_type": self._game.task_type,
@@ -174,13 +200,15 @@ class ALFWorld(gymnasium.Env[str, str]):
         return observation
 
     def __getstate__(self) -> dict[str, Any]:
-        # An engine may hold a library; the game and the commands so far say the same.
-        return {**self.__dict__, "_engine": None}
+        # Engines are rebuilt from the commands so far, game lists from the files that are there.
+        return {**self.__dict__, "_engine": None, "_expert": None, "_games": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._games = list_games(*self._listing)
         self._engine = _ENGINES[self._engine_name]()
         if self._game is not None:
+            self._game = self._find(self._game.task_id)
             self._engine.reset(self._game)
             for command in self._commands:
                 self._engine.step(command)

@@ -59,17 +59,18 @@ def list_games(
         FileNotFoundError: There is no data.
     """
     wanted = tuple(TASK_TYPES) if task_types is None else tuple(task_types)
-    unknown = [name for name in wanted if name not in TASK_TYPES]
-    if unknown or not wanted:
+    if not wanted or not set(wanted) <= set(TASK_TYPES):
         raise ValueError(
             f"task_types must name some of {', '.join(TASK_TYPES)}; got {list(wanted)}"
         )
-    if games == "shipped":
-        found = _shipped_games(split)
-    elif games == "real":
-        found = _real_games(_data_root(data_dir), split)
-    else:
+    if games not in ("real", "shipped"):
         raise ValueError(f'games must be "real" or "shipped", got {games!r}')
+    return _kept(_data_root(data_dir) if games == "real" else None, split, wanted)
+
+
+@lru_cache(maxsize=64)
+def _kept(root: Path | None, split: str, wanted: tuple[str, ...]) -> tuple[Game, ...]:
+    found = _shipped_games(split) if root is None else _real_games(root, split)
     kept = tuple(game for game in found if game.task_type in wanted)
     if not kept:
         raise ValueError(
@@ -107,7 +108,6 @@ def _data_root(data_dir: str | os.PathLike | None) -> Path:
     )
 
 
-@lru_cache(maxsize=64)
 def _real_games(root: Path, split: str) -> tuple[Game, ...]:
     is_version = root.name.startswith("json_2.1.")
     versions = [root] if is_version else sorted(root.glob("json_2.1.*"), key=_version, reverse=True)

@@ -1,0 +1,1 @@
+"""The fast engine for ALFWorld games."""
