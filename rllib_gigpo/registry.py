@@ -1,8 +1,9 @@
 """Environments by name: `register_llm_env`, installed plug-ins, and gymnasium ids.
 
-A name is looked up in this order: names registered in this process, entry points of the group
-`rllib_gigpo.envs` (a dict of catalogue entries, or one environment class), the bundled `envs`
-package of a source checkout, gymnasium's own registry.
+A name is looked up in this order: names registered in this process, names registered anywhere in
+this Ray job (on a worker those of the driver), entry points of the group `rllib_gigpo.envs` (a
+dict of catalogue entries, or one environment class), the bundled `envs` package of a source
+checkout, gymnasium's own registry.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
-import importlib.util
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import gymnasium as gym
-from ray.tune.registry import register_env
+from ray.tune.registry import ENV_CREATOR, _global_registry, register_env
 
 from rllib_gigpo.agent.profile import AgentProfile, default_profile
 
@@ -60,7 +62,20 @@ def register_llm_env(
         creator: An environment class (its constructor takes env_config as keywords), or a callable
             from the env_config mapping to an environment.
         profile: The agent profile, or a callable that makes it.
+
+    Raises:
+        TypeError: `creator` is no callable, or `profile` is neither profile nor callable.
     """
+    if not callable(creator):
+        raise TypeError(
+            f"register_llm_env({name!r}, ...) got a {type(creator).__name__}: pass an environment "
+            "class, or a callable from env_config to an environment"
+        )
+    if not isinstance(profile, AgentProfile) and not callable(profile):
+        raise TypeError(
+            f"register_llm_env({name!r}, profile=...) got a {type(profile).__name__}: pass an "
+            "AgentProfile, or a callable that makes one"
+        )
     make_profile = profile if callable(profile) else lambda: profile
     if isinstance(creator, type):
         cls = creator
@@ -75,7 +90,12 @@ def get_env_spec(name: str) -> LLMEnvSpec:
     Raises:
         ValueError: Nothing of that name; the message lists close names.
     """
-    spec = _registered.get(name) or _plugins().get(name) or _gymnasium_spec(name)
+    spec = (
+        _registered.get(name)
+        or _announced_spec(name)
+        or _plugins().get(name)
+        or _gymnasium_spec(name)
+    )
     if spec is None:
         known = sorted({*_registered, *_plugins()})
         close = difflib.get_close_matches(name, known, n=1)
@@ -89,7 +109,16 @@ def get_env_spec(name: str) -> LLMEnvSpec:
 
 
 def _announce(spec: LLMEnvSpec) -> None:
-    register_env(spec.name, lambda env_config: spec.make(env_config))
+    """Carry the spec, profile included, to every process of the Ray job."""
+    register_env(spec.name, spec.make)
+
+
+def _announced_spec(name: str) -> LLMEnvSpec | None:
+    if not _global_registry.contains(ENV_CREATOR, name):
+        return None
+    creator = _global_registry.get(ENV_CREATOR, name)
+    owner = getattr(creator, "__self__", None)
+    return owner if isinstance(owner, LLMEnvSpec) else LLMEnvSpec(name, creator)
 
 
 @cache
@@ -97,7 +126,8 @@ def _plugins() -> dict[str, LLMEnvSpec]:
     found = {}
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     for entry_point in entry_points:
-        loaded = entry_point.load()
+        with _shadow_explained():
+            loaded = entry_point.load()
         if isinstance(loaded, Mapping):
             found |= {name: _from_catalog(name, entry) for name, entry in loaded.items()}
         else:
@@ -112,16 +142,28 @@ def _plugins() -> dict[str, LLMEnvSpec]:
 def _source_catalog() -> Mapping[str, Any]:
     """Return the bundled catalogue of a checkout that is not installed (`ray job submit`)."""
     try:
-        module = importlib.import_module("envs.catalog")
+        with _shadow_explained():
+            return importlib.import_module("envs.catalog").ENVIRONMENTS
     except ModuleNotFoundError as error:
-        shadow = importlib.util.find_spec("envs")
-        if shadow is not None:
-            raise ImportError(
-                f"another package called 'envs' ({shadow.origin}) hides the one of rllib_gigpo: "
-                "put the folder of rllib_gigpo first on PYTHONPATH, or pip install rllib-gigpo"
-            ) from error
+        if error.name != "envs":
+            raise
         return {}
-    return module.ENVIRONMENTS
+
+
+@contextmanager
+def _shadow_explained() -> Iterator[None]:
+    """Say so where `envs` is found but is another package than the one of this project."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "envs.catalog":
+            raise
+        envs = sys.modules["envs"]
+        place = getattr(envs, "__file__", None) or next(iter(getattr(envs, "__path__", ())), "?")
+        raise ImportError(
+            f"another package called 'envs' ({place}) hides the one of rllib_gigpo: "
+            "put the folder of rllib_gigpo first on PYTHONPATH, or pip install rllib-gigpo"
+        ) from error
 
 
 def _from_catalog(name: str, entry: Any) -> LLMEnvSpec:
