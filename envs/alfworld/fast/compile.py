@@ -216,7 +216,7 @@ class CompiledGame:
     def _ground(self, at: Fact | None, held: Fact | None) -> None:
         """Ground what can be done at a place, or with a held thing at all places at once."""
         key, given = held or at or (None, ())
-        found: dict[Args, list[Operator]] = {(): []}
+        found: dict[Args, list[Operator]] = {at[1] if at and not held else (): []}
         for grounder in self._grounders:
             if grounder.key == key:
                 for row in grounder.rows(given):
