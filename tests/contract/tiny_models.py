@@ -71,7 +71,11 @@ def tiny_model(family: Family, *, tied: bool, seed: int = 0) -> PreTrainedModel:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Word-level tokenizer over `WORDS`."""
+    """Word-level tokenizer over `WORDS`.
+
+    `AutoTokenizer` keeps it in Qwen3 and Llama folders; for Qwen2 it puts that family's byte-level
+    pieces around the same vocabulary, so text of a Qwen2 folder has no spaces.
+    """
     vocabulary = {word: index for index, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

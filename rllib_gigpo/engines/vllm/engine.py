@@ -94,9 +94,9 @@ class _Ticket:
 class VLLMEngine:
     """vLLM as an `Engine`, stepped by one thread of this process.
 
-    One per process. Starting it initialises torch.distributed's default process group and, on CPU,
-    fixes torch's number of threads, so a training process should rather talk to an engine in a
-    process of its own (`RemoteVLLMEngine`).
+    One per process. It initialises torch.distributed's default process group and draws from
+    torch's global random generator while requests run, so a training process should rather talk to
+    an engine in a process of its own (`RemoteVLLMEngine`).
 
     Args:
         models: Policy id to model folder or Hugging Face id. The folder's tokenizer finds stop
