@@ -231,9 +231,13 @@ class TestSearch:
 
     def test_ties_come_in_order_at_the_cut(self):
         builder = IndexBuilder()
-        for _ in range(200):
-            builder.add("mug")
-        assert Index(builder.build(), 200).search("mug", 50) == list(range(50))
+        for row in range(210):
+            builder.add("mug" + " red" * (row % 3))
+        index = Index(builder.build(), 210)
+        # Shorter documents score higher, so every third row comes first.
+        ranked = [*range(0, 210, 3), *range(1, 210, 3), *range(2, 210, 3)]
+        assert index.search("mug", 210) == ranked
+        assert index.search("mug", 50) == ranked[:50]
 
     def test_missing_bm25s_names_the_extra(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "bm25s", None)
