@@ -32,11 +32,12 @@ class Search(gymnasium.Env[str, str]):
     """Answer a question with at most a few tool calls, as in the search task of GiGPO's Table 2.
 
     An action holds exactly one `<search>query</search>` or `<answer>text</answer>` block (see
-    `envs.search.actions`). A search shows the passages found, numbered, best first. An answer ends
-    the episode with reward 1 if it matches an accepted answer exactly after normalisation (see
-    `envs.search.scoring`), else 0; every other step gives 0. An invalid action costs a turn and is
-    answered by a fixed sentence. After `horizon` actions without an answer the episode is
-    truncated. A retriever that cannot answer raises `RetrieverError`: an outage is never a reward.
+    `envs.search.actions`); the agent may pass its whole response or the block alone. A search
+    shows the passages found, numbered, best first. An answer ends the episode with reward 1 if it
+    matches an accepted answer exactly after normalisation (see `envs.search.scoring`), else 0;
+    every other step gives 0. An invalid action costs a turn and is answered by a fixed sentence.
+    After `horizon` actions without an answer the episode is truncated. A retriever that cannot
+    answer raises `RetrieverError`: an outage is never a reward.
 
     The observation after `reset` is the question; later it is what the last action brought back.
     It is the anchor state too, also given as `info["anchor"]`.

@@ -29,10 +29,11 @@ BRIDGE = Question(
 
 
 class Shelf:
-    """A retriever that knows two queries."""
+    """A retriever that knows three queries."""
 
     passages = {  # noqa: RUF012
         "amber clock": [Passage("0", "The Amber Clock", "By Ada Morlind."), Passage("1", "B", "b")],
+        "old portrait": [Passage("0", "The Amber Clock", "By Ada Morlind.")],
         "morlind": [Passage("2", "Ada Morlind", "A painter.")],
     }
 
@@ -203,7 +204,7 @@ def test_the_expert_solves_100_tasks_with_what_it_has_read(split):
 
 def test_the_expert_works_from_any_state_and_within_the_horizon(env):
     env.reset(seed=0)
-    env.step("<search>amber clock</search>")  # has brought up the supporting title
+    env.step("<search>old portrait</search>")  # has brought up the supporting title
     assert env.expert_action() == "<answer>Ada Morlind</answer>"
     env.reset(seed=0)
     assert env.expert_action() == "<search>The Amber Clock</search>"

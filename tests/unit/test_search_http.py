@@ -306,13 +306,15 @@ def stay_silent(handler):
 
 
 def drip(handler):
+    """Send a good answer, but over one second."""
     handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
+    handler.send_header("Content-Length", str(20 + len(GOOD)))
     handler.end_headers()
     with contextlib.suppress(OSError):
-        for _ in range(100):
+        for _ in range(20):
             handler.wfile.write(b" ")
             time.sleep(0.05)
+        handler.wfile.write(GOOD)
     handler.close_connection = True
 
 

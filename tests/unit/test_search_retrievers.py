@@ -356,8 +356,17 @@ def test_cache_asks_for_new_queries_only():
     cached.retrieve(["b"], 2)  # another number of hits is another question
     cached.retrieve(["b", "a"], 1)  # "a" was the least recently used and is forgotten
     assert echo.batches[1:] == [(["b"], 2), (["a"], 1)]
-    first[0].clear()
+    cached.retrieve(["a"], 1)[0].clear()
     assert ids(cached.retrieve(["a"], 1)[0]) == ["a0"], "callers get their own lists"
+
+
+def test_cache_forgets_the_least_recently_used_query():
+    echo = EchoRetriever()
+    cached = CachedRetriever(echo, max_queries=2)
+    for query in ("a", "b", "a", "c", "a", "b"):
+        cached.retrieve([query], 1)
+    # "a" is used again before "c" comes, so "b" gives way; "a" is never asked twice.
+    assert [queries for queries, _ in echo.batches] == [["a"], ["b"], ["c"], ["b"]]
 
 
 def test_cache_does_not_keep_failures():
