@@ -37,11 +37,12 @@ def find_sources(path: str | Path, num_products: int | None) -> Sources:
 
     Args:
         path: An items file, or the folder that holds one. Files may be compressed (.gz, .xz).
-        num_products: In a folder with several items files, names `items_shuffle_<num>.json`.
+        num_products: In a folder with several items files, chooses `items_shuffle_<num>.json`,
+            or else the full `items_shuffle.json`.
 
     Raises:
         FileNotFoundError: The items or attributes file is missing.
-        ValueError: The folder holds several items files and none is named by `num_products`.
+        ValueError: The folder holds several items files and neither of these two.
     """
     path = Path(path)
     items = path if path.is_file() else _items_in(path, num_products)
@@ -69,7 +70,7 @@ def _items_in(folder: Path, num_products: int | None) -> Path:
         )
     if len(found) == 1:
         return next(iter(found.values()))
-    named = found.get(f"_{num_products}")
+    named = found.get(f"_{num_products}", found.get(None))
     if named is None:
         names = ", ".join(file.name for file in found.values())
         raise ValueError(

@@ -89,6 +89,9 @@ class TestFiles:
         found = find_sources(tmp_path, 5)
         assert found.items.name == "items_shuffle_5.json"
         assert found.attributes.name == "items_ins_v2_5.json"
+        write_shop(tmp_path)
+        names = [find_sources(tmp_path, number).items.name for number in (None, 5, 7)]
+        assert names == ["items_shuffle.json", "items_shuffle_5.json", "items_shuffle.json"]
 
     def test_missing_files_are_named(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"no items_shuffle\*\.json in"):
