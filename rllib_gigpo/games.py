@@ -20,11 +20,20 @@ SOLO_AGENT = "agent"
 
 
 class Outcome(NamedTuple):
-    """What one environment step gave, per agent id."""
+    """What one environment step gave, per agent id.
+
+    Attributes:
+        observations: Texts of the agents that see something now.
+        rewards: Rewards of the step.
+        infos: Info dicts.
+        acting: The observations of those that act next; an agent that has ended by itself, before
+            its team, does not.
+    """
 
     observations: dict[Any, str]
     rewards: dict[Any, float]
     infos: dict[Any, Mapping[str, Any]]
+    acting: dict[Any, str]
 
 
 class Game:
@@ -86,10 +95,16 @@ class Game:
             observations, rewards, terminated, truncated, infos = self.env.step(dict(actions))
             self.terminated = bool(terminated["__all__"])
             self.truncated = bool(truncated["__all__"])
+            acting = {
+                agent: observation
+                for agent, observation in observations.items()
+                if not terminated.get(agent) and not truncated.get(agent)
+            }
         else:
             observation, reward, terminated, truncated, info = self.env.step(actions[SOLO_AGENT])
             self.terminated, self.truncated = bool(terminated), bool(truncated)
             observations, infos = {SOLO_AGENT: observation}, {SOLO_AGENT: info}
+            acting = dict(observations)
             rewards = {SOLO_AGENT: reward}
         self._check_observations(observations)
         earned = {agent: float(reward) for agent, reward in rewards.items()}
@@ -100,7 +115,7 @@ class Game:
                     "be finite numbers"
                 )
         self._last_infos.update(infos)
-        return Outcome(dict(observations), earned, dict(infos))
+        return Outcome(dict(observations), earned, dict(infos), acting)
 
     def verdict(self) -> dict[str, Any]:
         """Return what the episode came to: won, score, task_id, task_type, where known."""

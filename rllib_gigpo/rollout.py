@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -33,6 +33,7 @@ from rllib_gigpo.games import Game
 from rllib_gigpo.seeding import derive_seed
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
+T = TypeVar("T")
 
 _NOTHING = np.zeros(0, dtype=np.int32)
 _KEPT_INFO = ("won", "score", "is_action_valid", "task_id", "task_type")
@@ -114,30 +115,52 @@ async def play_groups(
         The finished episodes, in order of (task, member).
 
     Raises:
-        ValueError: Members of a group start from different observations.
+        ValueError: Members of a group start from different states.
     """
-    games, runs = [], []
-    for task in tasks:
-        first = None
-        for member in range(task.size):
-            game = acquire()
-            games.append(game)
-            observations, infos = game.reset(task.env_seed, task.options)
-            if first is None:
-                first = observations
-            elif observations != first:
-                raise ValueError(
-                    f"members of group {task.group} start from different states although "
-                    f"reset(seed={task.env_seed}) was the same: {first!r} and {observations!r}; "
-                    "GiGPO needs an environment whose reset depends on its seed alone"
-                )
-            play = _Play(task, member, game, engine, profile, encoder, settings)
-            runs.append(play.run(observations, infos))
+    games: list[Game] = []
+    plays = []
     try:
-        return list(await asyncio.gather(*runs))
+        for task in tasks:
+            first = None
+            for member in range(task.size):
+                game = acquire()
+                games.append(game)
+                observations, infos = game.reset(task.env_seed, task.options)
+                start = _start(observations, infos)
+                if first is None:
+                    first = start
+                elif start != first:
+                    raise ValueError(
+                        f"members of group {task.group} start from different states although "
+                        f"reset(seed={task.env_seed}) was the same: {first!r} and {start!r}; "
+                        "GiGPO needs an environment whose reset depends on its seed alone"
+                    )
+                play = _Play(task, member, game, engine, profile, encoder, settings)
+                plays.append((play, observations, infos))
+        return await _all(play.run(observations, infos) for play, observations, infos in plays)
     finally:
         for game in games:
             release(game)
+
+
+def _start(observations: Mapping[Any, str], infos: Mapping[Any, Mapping]) -> dict[Any, tuple]:
+    """Return what tells initial states apart; observations alone may show a part of the state."""
+    told = {agent: infos.get(agent, {}) for agent in observations}
+    return {
+        agent: (observation, told[agent].get("task"), told[agent].get("task_id"))
+        for agent, observation in observations.items()
+    }
+
+
+async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all; the first error ends the others, so that nothing goes on playing behind it."""
+    running = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*running))
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 class _Play:
@@ -166,14 +189,14 @@ class _Play:
         """Play to the end."""
         recorder = self.game.recorder(self.settings.policy_of)
         self._see(observations, infos)
-        prompts = self._prompts(observations)
-        too_long = prompts is None
-        prompts = prompts or {}
+        prompts = self._prompts_or_truncate(observations)
         recorder.start(
-            prompts or dict.fromkeys(observations, _NOTHING),
+            {agent: prompts.get(agent, _NOTHING) for agent in observations},
             {agent: self._record(agent) for agent in observations},
         )
-        while not too_long and not self.game.is_done:
+        # Only differs from the recorder's own default where there is no first step.
+        recorder.episode.is_truncated = self.game.truncated
+        while not self.game.is_done:
             completions = await self._generate(prompts)
             actions = {
                 agent: self.profile.read(self.encoder.decode(completion.token_ids))
@@ -197,16 +220,17 @@ class _Play:
             self._see(outcome.observations, outcome.infos)
             if self._out_of_steps():
                 self.game.truncate()
-            prompts = {} if self.game.is_done else self._prompts(outcome.observations)
-            too_long = prompts is None
-            prompts = prompts or {}
-            if too_long:
-                self.game.truncate()
-            seen = outcome.observations
+            prompts = self._prompts_or_truncate(outcome.acting)
+            seen = list(outcome.observations)
+            if self.game.is_done:
+                # RLlib wants a last observation of every agent that has acted.
+                unseen = {a: s.observation for a, s in self.seats.items() if a not in seen}
+                self._see(unseen, outcome.infos)
+                seen += unseen
             recorder.step(
                 observations={agent: prompts.get(agent, _NOTHING) for agent in seen},
                 actions={agent: completions[agent].token_ids for agent in actions},
-                rewards=outcome.rewards,
+                rewards={**dict.fromkeys(actions, 0.0), **outcome.rewards},
                 infos={agent: self._record(agent) for agent in seen},
                 terminated=self.game.terminated,
                 truncated=self.game.truncated,
@@ -237,14 +261,17 @@ class _Play:
             seat.info = infos.get(agent, {})
             seat.task = seat.info.get("task", seat.task)
 
-    def _prompts(self, observations: Mapping[Any, str]) -> dict[Any, np.ndarray] | None:
-        """Prompt ids of the agents that act now; None when the episode has to end here."""
+    def _prompts_or_truncate(self, observations: Mapping[Any, str]) -> dict[Any, np.ndarray]:
+        """Prompt ids of the agents that act now; none where the episode has ended, or ends here."""
+        if self.game.is_done:
+            return {}
         try:
             return {agent: self._prompt(self.seats[agent]) for agent in observations}
         except PromptTooLongError:
-            if self.encoder.on_long_prompt == "end_episode":
-                return None
-            raise
+            if self.encoder.on_long_prompt != "end_episode":
+                raise
+            self.game.truncate()
+            return {}
 
     def _prompt(self, seat: _Seat) -> np.ndarray:
         context = PromptContext(
@@ -267,9 +294,10 @@ class _Play:
     async def _generate(self, prompts: Mapping[Any, np.ndarray]) -> dict[Any, Completion]:
         requests = [self._request(agent, ids) for agent, ids in prompts.items()]
         if len(requests) == 1:
+            # No task of its own: the next request is to reach the engine before its next step.
             completions = [await self.engine.generate(requests[0])]
         else:
-            completions = await asyncio.gather(*map(self.engine.generate, requests))
+            completions = await _all(map(self.engine.generate, requests))
         return dict(zip(prompts, completions, strict=True))
 
     def _request(self, agent: Any, prompt_ids: np.ndarray) -> Request:
@@ -281,5 +309,6 @@ class _Play:
             seed=derive_seed(self.settings.seed, self.task.stream, *place),
             request_id=":".join((self.task.stream, *map(str, place))),
             policy_id=self.settings.policy_of(agent),
+            agent_id=str(agent),
             group_id=self.task.group,
         )

@@ -59,8 +59,8 @@ def _played(game: Game) -> set[str]:
                 texts |= {observation, str(info.get("task", "")), *offered}
                 actions[agent] = rng.choice(offered) if offered else ""
             outcome = game.step(actions)
-            observations, infos = outcome.observations, outcome.infos
-            texts |= set(observations.values())
+            texts |= set(outcome.observations.values())
+            observations, infos = outcome.acting, outcome.infos
             if game.is_done:
                 break
     return texts
