@@ -1,0 +1,175 @@
+"""Rollouts of teams: turns, rewards, verdicts and ends of every agent of an RLlib MultiAgentEnv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
+
+from envs.key_door import KeyDoor
+from envs.key_door_team import KeyDoorTeam
+from rllib_gigpo.engines.base import Request
+from rllib_gigpo.rows import agent_episodes, step_is_valid
+from tests.fakes import Countdown
+from tests.stage import Stage, task, words
+
+
+def east_then_nonsense(request: Request) -> str:
+    """agent_0 walks, agent_1 breaks the format; the seat is in the request's id."""
+    seat, step = map(int, request.request_id.split(":")[-2:])
+    if seat == 1:
+        return "nonsense" if step == 0 else "<action> go back </action>"
+    return "<action> go east </action>"
+
+
+def single(episode: Any) -> Mapping[str, Any]:
+    return dict(agent_episodes(episode))
+
+
+def expert_moves(seed: int) -> list[str]:
+    env = KeyDoor()
+    env.reset(seed=seed)
+    moves = []
+    is_over = False
+    while not is_over:
+        moves.append(env.expert_action())
+        *_, is_over, _, _ = env.step(moves[-1])
+    return moves
+
+
+def test_a_won_team_episode():
+    moves = expert_moves(seed=4)
+    assert len(moves) >= 3
+
+    def reply(request: Request) -> str:
+        seat, step = map(int, request.request_id.split(":")[-2:])
+        return f"<action> {moves[2 * step + seat]} </action>"
+
+    stage = Stage(reply, make=KeyDoorTeam, policy_of=lambda agent: f"policy of {agent}")
+    (episode,) = stage.play(task(env_seed=4))
+    assert len(stage.engine.requests) == episode.env_steps() == len(moves)
+    assert [request.policy_id for request in stage.engine.requests] == [
+        f"policy of agent_{number % 2}" for number in range(len(moves))
+    ]
+    agents = single(episode)
+    assert {agent: len(one) for agent, one in agents.items()} == {
+        "agent_0": (len(moves) + 1) // 2,
+        "agent_1": len(moves) // 2,
+    }
+    for agent, one in agents.items():
+        # Both earn 1, each at its own last move.
+        assert list(one.rewards) == [0.0] * (len(one) - 1) + [1.0]
+        assert (one.is_terminated, one.is_truncated) == (True, False)
+        assert one.module_id == f"policy of {agent}"
+        assert all(step_is_valid(one, step) for step in range(len(one)))
+        assert words(one.observations[len(one)]) == ""
+    assert [words(a) for a in agents["agent_0"].actions] == [
+        f"<action> {move} </action>" for move in moves[::2]
+    ]
+    assert [words(a) for a in agents["agent_1"].actions] == [
+        f"<action> {move} </action>" for move in moves[1::2]
+    ]
+    assert episode.custom_data["won"] is True
+    assert (episode.is_terminated, episode.is_truncated) == (True, False)
+
+
+def test_each_agent_of_a_team_is_judged_by_its_own_actions():
+    stage = Stage(east_then_nonsense, make=lambda: KeyDoorTeam(horizon=5))
+    (episode,) = stage.play(task(env_seed=4))
+    agents = single(episode)
+    # Five moves: agent_0 makes the first, third and fifth, agent_1 the second and fourth.
+    assert {agent: len(one) for agent, one in agents.items()} == {"agent_0": 3, "agent_1": 2}
+    assert [step_is_valid(agents["agent_0"], step) for step in range(3)] == [True] * 3
+    # "nonsense" breaks the format, "go back" is no move.
+    assert [step_is_valid(agents["agent_1"], step) for step in range(2)] == [False, False]
+    assert list(agents["agent_1"].extra_model_outputs["format_is_valid"]) == [False, True]
+    assert episode.is_truncated
+    for one in agents.values():
+        assert list(one.rewards) == [0.0] * len(one)
+        assert one.is_truncated
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_max_episode_steps_counts_each_agents_own_steps(limit):
+    stage = Stage("nonsense", make=KeyDoorTeam, max_episode_steps=limit)
+    (episode,) = stage.play(task(env_seed=4))
+    # agent_0 reaches its limit first; agent_1 has then moved once less.
+    assert {agent: len(one) for agent, one in single(episode).items()} == (
+        {"agent_0": 1} if limit == 1 else {"agent_0": 2, "agent_1": 1}
+    )
+    assert (episode.is_terminated, episode.is_truncated) == (False, True)
+    assert len(stage.engine.requests) == 2 * limit - 1
+
+
+def test_a_cut_team_episode_keeps_no_verdict_of_an_earlier_action():
+    # agent_0's first action is well written and no move of the game; its second is cut off before
+    # the environment says anything about it.
+    replies = ["<action> go back </action>", "<action> go east </action>"]
+    stage = Stage(
+        lambda r: replies[int(r.request_id.rpartition(":")[2])],
+        make=KeyDoorTeam,
+        max_episode_steps=2,
+    )
+    (episode,) = stage.play(task(env_seed=4))
+    mover = single(episode)["agent_0"]
+    assert [step_is_valid(mover, step) for step in range(2)] == [False, True]
+
+
+def test_a_prompt_over_the_limit_ends_a_team_episode_too():
+    class Wordy(KeyDoorTeam):
+        """agent_1 sees more than fits."""
+
+        def step(self, action_dict):
+            observations, *rest = super().step(action_dict)
+            return dict.fromkeys(observations, "key " * 60), *rest
+
+    stage = Stage("nonsense", make=Wordy, max_prompt_tokens=40, on_long_prompt="end_episode")
+    (episode,) = stage.play(task(env_seed=4))
+    assert {agent: len(one) for agent, one in single(episode).items()} == {"agent_0": 1}
+    assert episode.is_truncated
+    assert len(stage.engine.requests) == 1
+
+
+class Choir(MultiAgentEnv):
+    """Two agents act at once; "b" ends by itself after its first step, the team after three."""
+
+    def __init__(self):
+        super().__init__()
+        self.agents = self.possible_agents = ["a", "b"]
+        space = Countdown().observation_space
+        self.observation_spaces = self.action_spaces = dict.fromkeys("ab", space)
+        self.acted: list[dict[str, str]] = []
+
+    def reset(self, *, seed=None, options=None):
+        return dict.fromkeys("ab", "left 3"), {"a": {}, "b": {}}
+
+    def step(self, action_dict):
+        self.acted.append(dict(action_dict))
+        left = 3 - len(self.acted)
+        seen = dict.fromkeys(action_dict, f"left {left}")
+        rewards = {agent: 0.5 if agent == "b" else 2.0 for agent in action_dict}
+        over = {"b": "b" in action_dict, "__all__": left == 0}
+        return seen, rewards, over, {"__all__": False}, {agent: {} for agent in seen}
+
+
+def test_agents_that_act_at_once_are_asked_at_once_and_leave_one_by_one():
+    env = Choir()
+    stage = Stage(
+        lambda r: (
+            "<action> down </action>" if ":0:0:" in r.request_id else "<action> wait </action>"
+        ),
+        make=lambda: env,
+        turns=lambda r: r.seed % 5,
+    )
+    (episode,) = stage.play(task())
+    first = {request.request_id.split(":")[-2] for request in stage.engine.requests[:2]}
+    assert first == {"0", "1"}
+    # After its end "b" neither speaks nor acts.
+    assert [sorted(actions) for actions in env.acted] == [["a", "b"], ["a"], ["a"]]
+    assert len(stage.engine.requests) == 4
+    agents = single(episode)
+    assert list(agents["a"].rewards) == [2.0, 2.0, 2.0]
+    assert list(agents["b"].rewards) == [0.5]
+    assert episode.is_terminated
