@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shared_data import shared_data
@@ -43,6 +43,7 @@ def all_goals(catalogue, kind="synthetic", splits=("train", "test")):
 
 
 class TestFiles:
+    @settings(deadline=None)
     @given(
         st.lists(st.recursive(st.none() | st.text() | st.floats(allow_nan=False), st.lists))
         | st.dictionaries(st.text(), st.lists(st.text() | st.integers()))
