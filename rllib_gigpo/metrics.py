@@ -21,6 +21,9 @@ from rllib_gigpo.rows import agent_episodes, modules_of, step_is_valid
 Episode = SingleAgentEpisode | MultiAgentEpisode
 
 
+SOLO_MODULE = "default_policy"
+
+
 def episode_return(episode: Episode) -> float:
     """Return the sum of the environment's rewards; over a team, the mean over its agents."""
     returns = [single.get_return() for _, single in agent_episodes(episode)]
@@ -35,7 +38,8 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         `prompt_tokens_mean` and `response_tokens_mean` (per step), `response_cut_rate` (responses
         that hit the token limit), `truncated_rate` (episodes), `num_episodes`,
         `num_env_steps_sampled`; and where the environment tells, `success_rate`, `score_mean` and
-        `success_rate/<task type>`.
+        `success_rate/<task type>`; and `agent_episode_return_mean/<agent>` and
+        `module_episode_return_mean/<module>`.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
@@ -49,7 +53,11 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
                 values[f"success_rate/{facts['task_type']}"].append(float(facts["won"]))
         if "score" in facts:
             values["score_mean"].append(float(facts["score"]))
-        for _, single in agent_episodes(episode):
+        for agent, single in agent_episodes(episode):
+            own_return = float(single.get_return())
+            values[f"agent_episode_return_mean/{agent}"].append(own_return)
+            module = single.module_id or SOLO_MODULE
+            values[f"module_episode_return_mean/{module}"].append(own_return)
             for step in range(len(single)):
                 values["valid_action_rate"].append(step_is_valid(single, step))
                 values["prompt_tokens_mean"].append(len(single.observations[step]))

@@ -7,8 +7,9 @@
 Scalar columns, each [N]: `group`, `episode`, `agent`, `step`, `anchor` (int64), `reward` (float64,
 the environment's), `valid`, `truncated` (bool), `num_prompt_tokens`, `num_response_tokens`
 (int64), `engine_logp` (float64, sum over the response), `weight_version` (int64), `learner` (int64,
-which learner holds the row's tokens). Token columns, object arrays [N] of int32 / float32 arrays:
-`prompt_ids`, `response_ids`, `response_logps`; None on a row that another learner holds.
+which learner holds the row's tokens), `agent_id` and `module_id` (str). Token columns, object
+arrays [N] of int32 / float32 arrays: `prompt_ids`, `response_ids`, `response_logps`; None on a row
+that another learner holds.
 """
 
 from __future__ import annotations
@@ -72,8 +73,11 @@ def episodes_to_batch(
     rows: dict[str, list[dict[str, Any]]] = {}
     for number, episode in enumerate(ordered):
         for agent, single in agent_episodes(episode):
-            target = rows.setdefault(module_of(agent), [])
+            module = module_of(agent)
+            target = rows.setdefault(module, [])
             place = {
+                "agent_id": str(agent),
+                "module_id": module,
                 "group": episode.custom_data["group"],
                 "episode": number,
                 "agent": codes[str(agent)],
@@ -104,6 +108,8 @@ def _rows_of(episode: SingleAgentEpisode) -> list[dict[str, Any]]:
 
 
 _DTYPES = {
+    "agent_id": np.str_,
+    "module_id": np.str_,
     "group": np.int64,
     "episode": np.int64,
     "agent": np.int64,

@@ -52,6 +52,7 @@ class WarmStart:
         warmup_steps: Steps of the warm-up.
         seed: Seed of the order of the examples.
         token_budget: Padded tokens of one forward pass.
+        dtype: What matrix products run in, "float32" or "bfloat16"; parameters stay fp32.
     """
 
     steps: int = 60
@@ -60,6 +61,7 @@ class WarmStart:
     warmup_steps: int = 20
     seed: int = 0
     token_budget: int = 16384
+    dtype: str = "float32"
 
 
 def random_legal(env: Any, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
@@ -267,7 +269,8 @@ def _backward(
     tokens = sum(map(len, responses))
     total = 0.0
     for batch in pack(prompts, responses, settings.token_budget):
-        loss = -response_logps(model, batch).logps.sum() / tokens
+        with torch.autocast(model.device.type, torch.bfloat16, settings.dtype == "bfloat16"):
+            loss = -response_logps(model, batch).logps.sum() / tokens
         loss.backward()
         total += loss.item()
     return total

@@ -60,6 +60,7 @@ class Request:
             give the same response whatever else runs beside it.
         request_id: Unique among the running requests; the handle for `Engine.abort`.
         policy_id: Which policy (RLlib module id) answers.
+        agent_id: Which agent of the episode asks.
         group_id: Requests of one rollout group share it; all go to one engine, whose prefix cache
             they share.
     """
@@ -69,6 +70,7 @@ class Request:
     seed: int
     request_id: str
     policy_id: str = "default_policy"
+    agent_id: str = "agent"
     group_id: int = 0
 
 

@@ -1,0 +1,48 @@
+"""The README's marked code blocks run as they stand, each in its own process."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_README = Path(__file__).parents[2] / "README.md"
+_BLOCK = re.compile(r"<!-- run: (?P<name>[^>]+) -->\n```python\n(?P<code>.*?)```", re.DOTALL)
+_BLOCKS = {m["name"]: m["code"] for m in _BLOCK.finditer(_README.read_text())}
+
+_RAY = "import logging, ray\nray.init(num_cpus=16, include_dashboard=False)\n"
+# What a reader does next with the config that a block leaves behind.
+_TRAIN = """
+config.training(num_groups=2, group_size=2, kl_coeff=0.0, minibatch_size=None)
+algorithm = config.build_algo()
+result = algorithm.train()["env_runners"]
+assert result["num_episodes"] == 4, result
+algorithm.stop()
+"""
+_AFTER = {
+    "first lines": "",
+    "own environment": _TRAIN,
+    "own agent": "config.validate()\n",
+    "sweep": "",
+}
+
+
+def test_every_marked_block_is_known():
+    assert set(_BLOCKS) == set(_AFTER)
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("name", sorted(_AFTER))
+def test_block_runs(name: str, tmp_path: Path):
+    code = _RAY + _BLOCKS[name] + _AFTER[name]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_own_environment_example_is_short():
+    code = _BLOCKS["own environment"]
+    body = code[code.index("class ") : code.index('register_llm_env("')]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 15

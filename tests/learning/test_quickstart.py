@@ -1,0 +1,60 @@
+"""The quickstart learns: the README's claim, as a test with fixed seeds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def _run(folder: Path, *arguments: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-m", "rllib_gigpo.quickstart", "--output", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert str(folder / "learning_curve.png") in done.stdout
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def gigpo(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("gigpo")
+    return folder, _run(folder)
+
+
+def test_gigpo_learns_key_door(gigpo):
+    _, summary = gigpo
+    assert summary["success_before"] < 0.25
+    assert summary["success_after"] >= 0.90
+
+
+def test_the_summary_holds_what_is_promised(gigpo):
+    folder, summary = gigpo
+    promised = {
+        "success_before",
+        "success_after",
+        "seconds_total",
+        "seconds_training",
+        "iterations",
+        "env_steps",
+    }
+    assert promised <= set(summary)
+    assert len(summary["curve"]) == summary["iterations"]
+    assert summary["env_steps"] == summary["curve"][-1]["env_steps"]
+    assert (folder / "learning_curve.png").stat().st_size > 10_000
+    assert (folder / "checkpoint" / "rllib_checkpoint.json").exists()
+
+
+def test_grpo_learns_slower(gigpo, tmp_path):
+    """GiGPO beat GRPO (both with std) on 6 of 6 seeds of the recipe; mid-way the gap is widest."""
+    _, summary = gigpo
+    grpo = _run(tmp_path, "--algo", "grpo")
+
+    def area(curve):
+        return sum(point["success"] for point in curve) / len(curve)
+
+    assert area(summary["curve"]) > area(grpo["curve"])
