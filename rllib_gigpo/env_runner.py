@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import ray
 import torch
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.env import INPUT_ENV_SPACES
@@ -243,6 +244,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Take over counters, and weights where RLlib pushes them."""
         self._sampled = state.get("sampled_groups", self._sampled)
         modules = state.get(COMPONENT_RL_MODULE)
+        if isinstance(modules, ray.ObjectRef):
+            modules = ray.get(modules)
         if modules:
             weights = {
                 module_id: {
