@@ -75,9 +75,10 @@ def evaluate_panel(
 
 def _outcome(episode: Episode) -> dict:
     facts = episode.custom_data
-    kept = ("env_seed", "task_id", "task_type", "member", "won", "score")
+    kept = ("env_seed", "task_id", "task_type", "member", "won")
     return {
         **{name: facts[name] for name in kept if name in facts},
+        **facts["numbers"],
         "return": float(episode.get_return()),
         "steps": episode.env_steps(),
     }

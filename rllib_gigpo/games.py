@@ -118,13 +118,21 @@ class Game:
         return Outcome(dict(observations), earned, dict(infos), acting)
 
     def verdict(self) -> dict[str, Any]:
-        """Return what the episode came to: won, score, task_id, task_type, where known."""
-        found = {}
+        """Return what the episode came to, from the last info of each agent.
+
+        `won`, `task_id`, `task_type` where known, and `numbers`: every other number of the info,
+        such as `score` or `tool_calls`.
+        """
+        last: dict[str, Any] = {}
         for info in self._last_infos.values():
-            found |= {
-                key: info[key] for key in ("won", "score", "task_id", "task_type") if key in info
-            }
-        return found
+            last |= info
+        facts = {key: last[key] for key in ("won", "task_id", "task_type") if key in last}
+        numbers = {
+            key: value
+            for key, value in last.items()
+            if isinstance(value, bool | int | float) and key not in ("won", "is_action_valid")
+        }
+        return {**facts, "numbers": numbers}
 
     def recorder(self, policy_of: Callable[[Any], str]) -> SoloRecorder | TeamRecorder:
         """Return a recorder for the episode that starts now."""

@@ -37,8 +37,9 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         `episode_return_mean`, `episode_len_mean` (environment steps), `valid_action_rate`,
         `prompt_tokens_mean` and `response_tokens_mean` (per step), `response_cut_rate` (responses
         that hit the token limit), `truncated_rate` (episodes), `num_episodes`,
-        `num_env_steps_sampled`; and where the environment tells, `success_rate`, `score_mean` and
-        `success_rate/<task type>`; and `agent_episode_return_mean/<agent>` and
+        `num_env_steps_sampled`; where the environment tells, `success_rate` and
+        `success_rate/<task type>`, and for every other number of its last info, such as `score`,
+        `<name>_mean`; and `agent_episode_return_mean/<agent>` and
         `module_episode_return_mean/<module>`.
     """
     values: dict[str, list[float]] = defaultdict(list)
@@ -51,8 +52,8 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
             values["success_rate"].append(float(facts["won"]))
             if "task_type" in facts:
                 values[f"success_rate/{facts['task_type']}"].append(float(facts["won"]))
-        if "score" in facts:
-            values["score_mean"].append(float(facts["score"]))
+        for name, value in facts["numbers"].items():
+            values[f"{name}_mean"].append(float(value))
         for agent, single in agent_episodes(episode):
             own_return = float(single.get_return())
             values[f"agent_episode_return_mean/{agent}"].append(own_return)

@@ -213,6 +213,7 @@ def test_an_episode_step_by_step():
         "task": "count to 0",
         "task_id": "from 0",
         "won": True,
+        "numbers": {},
     }
 
 
