@@ -66,6 +66,9 @@ def episodes_to_batch(
 
     Returns:
         One SampleBatch per module that acted.
+
+    Raises:
+        ValueError: No episode has a step.
     """
     ordered = sorted(episodes, key=lambda e: (e.custom_data["group"], e.custom_data["member"]))
     names = sorted({str(agent) for e in ordered for agent, _ in agent_episodes(e)})
@@ -83,6 +86,11 @@ def episodes_to_batch(
                 "agent": codes[str(agent)],
             }
             target.extend({**place, **row} for row in _rows_of(single))
+    if not any(rows.values()):
+        raise ValueError(
+            f"none of the {len(ordered)} episodes has a step, so there is nothing to learn from: "
+            "their first prompts are over the limit; raise llm(max_prompt_tokens=...)"
+        )
     env_steps = sum(e.env_steps() for e in ordered)
     batches = {module: _to_batch(found, anchor_ids) for module, found in rows.items()}
     return MultiAgentBatch(batches, env_steps=env_steps)
