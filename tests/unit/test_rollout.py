@@ -392,8 +392,10 @@ def test_an_error_in_one_episode_stops_the_others_and_frees_all_games():
 
     async def scenario() -> None:
         with pytest.raises(CrashError, match="the simulator died"):
-            await stage.start(task(0, start=9), task(1, start=9))
+            await stage.start(task(0, start=30), task(1, start=30))
         sent = len(stage.engine.requests)
+        # The other one of 30 steps may have sent a few more requests by then.
+        assert sent < 8
         for _ in range(20):
             await asyncio.sleep(0)
         # Nothing goes on playing behind the error, on games that others may be lent by now.
