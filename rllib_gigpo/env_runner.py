@@ -110,21 +110,22 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         groups = tuple(task.group for task in tasks)
         start = time.perf_counter()
         try:
-            episodes = self._loop.run_until_complete(self._play(tasks))
+            encoder = self._get_encoder()
+            # Ray runs every method of an actor class with a coroutine method inside an event loop,
+            # where no other loop can run: this class must not have one.
+            playing = play_groups(
+                tasks,
+                engine=self.engine,
+                profile=self.config.agent_profile,
+                encoder=encoder,
+                acquire=lambda: self._idle.pop() if self._idle else self._new_game(),
+                release=self._idle.append,
+                settings=self._settings(),
+            )
+            episodes = self._loop.run_until_complete(playing)
         except Exception as error:
             return Played(groups, error=f"{type(error).__name__}: {error}")
         return Played(groups, episodes, time.perf_counter() - start)
-
-    async def _play(self, tasks: Sequence[GroupTask]) -> list[Episode]:
-        return await play_groups(
-            tasks,
-            engine=self.engine,
-            profile=self.config.agent_profile,
-            encoder=self._get_encoder(),
-            acquire=lambda: self._idle.pop() if self._idle else self._new_game(),
-            release=self._idle.append,
-            settings=self._settings(),
-        )
 
     def _get_encoder(self) -> PromptEncoder:
         if self._encoder is None:
