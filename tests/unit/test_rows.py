@@ -79,8 +79,6 @@ def test_every_column_of_every_row():
         # Sums over the response: -1 per token where nothing else is said, -0.25 - 0.5, -2.
         "engine_logp": [-1.0, -1.0, -1.0, -3.0, -0.75, -2.0],
         "learner": [0, 0, 0, 0, 0, 0],
-        "agent_id": ["agent"] * 6,
-        "module_id": ["default_policy"] * 6,
     }
     for name, column in expected.items():
         assert rows[name].tolist() == column, name
