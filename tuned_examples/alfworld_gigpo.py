@@ -56,7 +56,7 @@ def paper_config(args) -> GiGPOConfig:
     """Return the paper's settings (App. E.1)."""
     return (
         GiGPOConfig()
-        .environment("ALFWorld", env_config={"split": args.split or "train", "max_steps": 50})
+        .environment("ALFWorld", env_config={"split": args.split or "train", "horizon": 50})
         .llm(
             model=args.model or "Qwen/Qwen2.5-1.5B-Instruct",
             dtype="bfloat16",
@@ -81,7 +81,7 @@ def paper_config(args) -> GiGPOConfig:
         )
         .evaluation(
             evaluation_config=GiGPOConfig.overrides(
-                env_config={"split": args.split or "valid_seen", "max_steps": 50}
+                env_config={"split": args.split or "valid_seen", "horizon": 50}
             )
         )
         .debugging(seed=args.seed)
@@ -93,7 +93,7 @@ def demo_config(args) -> GiGPOConfig:
     env_config = {
         "games": "shipped" if args.smoke else "real",
         "split": args.split or ("train" if args.smoke else "valid_train"),
-        "max_steps": _DEMO_STEPS,
+        "horizon": _DEMO_STEPS,
     }
     is_tiny = args.model in (None, "tiny")
     return (

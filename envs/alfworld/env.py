@@ -49,7 +49,7 @@ class ALFWorld(gymnasium.Env[str, str]):
             `valid_unseen` or any other. The shipped games have the same three, and each again with
             `_put` at its end for the older commands ("put X in/on Y").
         task_types: Which of the six task types (`envs.alfworld.TASK_TYPES`) to play; None: all.
-        max_steps: Steps until the episode is truncated.
+        horizon: Steps until the episode is truncated.
         anchor: What `info["anchor"]` says about the state. `"observation"`: the observation alone.
             `"observation+inventory"`: also what the agent carries. `"observation+admissible"`:
             also the admissible commands. Observations alone repeat most, and merge states that
@@ -71,7 +71,7 @@ class ALFWorld(gymnasium.Env[str, str]):
         games: str = "real",
         split: str = "train",
         task_types: Sequence[str] | None = None,
-        max_steps: int = 50,
+        horizon: int = 50,
         anchor: str = "observation",
         engine: str = "fast",
         data_dir: str | os.PathLike | None = None,
@@ -80,11 +80,11 @@ class ALFWorld(gymnasium.Env[str, str]):
             raise ValueError(f"anchor must be one of {', '.join(ANCHORS)}; got {anchor!r}")
         if engine not in _ENGINES:
             raise ValueError(f"engine must be one of {', '.join(_ENGINES)}; got {engine!r}")
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        if horizon < 1:
+            raise ValueError(f"horizon must be at least 1, got {horizon}")
         self.observation_space = TextSpace()
         self.action_space = TextSpace(["look", "inventory"])
-        self.horizon = max_steps
+        self.horizon = horizon
         self._listing = (games, split, None if task_types is None else tuple(task_types), data_dir)
         self._games = list_games(*self._listing)
         self._anchor = anchor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -180,6 +181,17 @@ class Search(gymnasium.Env[str, str]):
                 if title not in self._titles_seen and normalize_answer(title) not in self._queries:
                     return f"<search>{title}</search>"
         return f"<answer>{question.golden_answers[0]}</answer>"
+
+    def random_action(self, rng: random.Random) -> str:
+        """Draw an action from the words of the question: mostly a search, one in four an answer.
+
+        Raises:
+            ResetNeeded: No episode is running.
+        """
+        words = self._running_question().question.rstrip("?").split()
+        if rng.random() < 0.25:
+            return f"<answer>{rng.choice(words)}</answer>"
+        return f"<search>{' '.join(rng.sample(words, min(3, len(words))))}</search>"
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_questions": None}

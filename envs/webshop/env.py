@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import Any, Literal, get_args
 
 import gymnasium
-import numpy as np
 
 from envs.spaces import TextSpace
 from envs.webshop.catalogue import GENERATED, open_catalogue
@@ -47,7 +47,7 @@ class WebShop(gymnasium.Env[str, str]):
         split: "train" or "test"; see `envs.webshop.goals.GoalSet`.
         num_products: How many products to generate (300 by default), or how many of the file's
             first to use (all by default).
-        max_steps: Steps until the episode is truncated.
+        horizon: Steps until the episode is truncated.
         reward: "binary": 10 for a purchase with a score of exactly 1, otherwise 0. "score": the
             official score of the purchase.
         anchor: What `info["anchor"]` says about the state. "observation": the page.
@@ -70,7 +70,7 @@ class WebShop(gymnasium.Env[str, str]):
         goals: GoalKind = "synthetic",
         split: Split = "train",
         num_products: int | None = None,
-        max_steps: int = 15,
+        horizon: int = 15,
         reward: RewardKind = "binary",
         anchor: Anchor = "observation",
         show_task: bool = False,
@@ -80,14 +80,14 @@ class WebShop(gymnasium.Env[str, str]):
         _check("split", split, Split)
         _check("reward", reward, RewardKind)
         _check("anchor", anchor, Anchor)
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        if horizon < 1:
+            raise ValueError(f"horizon must be at least 1, got {horizon}")
         self.observation_space = TextSpace()
         self.action_space = TextSpace(_EXAMPLE_ACTIONS)
         self.catalogue = open_catalogue(os.fspath(products), num_products)
         self._shop = open_shop(self.catalogue, show_attributes)
         self._goals = open_goals(self.catalogue, goals, split)
-        self.horizon = max_steps
+        self.horizon = horizon
         self._reward_kind = reward
         self._anchor = anchor
         self._show_task = show_task
@@ -151,6 +151,19 @@ class WebShop(gymnasium.Env[str, str]):
         self._require_episode("expert_action")
         return expert_action(self.catalogue, self._goal, self._state)
 
+    def random_action(self, rng: random.Random) -> str:
+        """Draw a possible action; a search is for up to three words of the instruction.
+
+        Raises:
+            RuntimeError: No episode is running.
+        """
+        self._require_episode("random_action")
+        action = rng.choice(self._admissible())
+        if action != SEARCH_PLACEHOLDER:
+            return action
+        words = self._goal.instruction.split()
+        return f"search[{' '.join(rng.sample(words, min(3, len(words))))}]"
+
     def _enter(self, state: State) -> None:
         self._state = state
         if state.page == "thanks":
@@ -196,15 +209,6 @@ class WebShop(gymnasium.Env[str, str]):
     def _require_episode(self, method: str) -> None:
         if self._is_over:
             raise RuntimeError(f"no episode is running; call reset() before {method}()")
-
-
-def random_action(info: dict[str, Any], rng: np.random.Generator) -> str:
-    """Draw an admissible action; in place of the placeholder, a search for words of the task."""
-    action = str(rng.choice(info["admissible_actions"]))
-    if action != SEARCH_PLACEHOLDER:
-        return action
-    words = info["task"].split()
-    return f"search[{' '.join(rng.choice(words, size=min(3, len(words)), replace=False))}]"
 
 
 def _check(name: str, value: str, allowed: Any) -> None:

@@ -113,7 +113,7 @@ def test_panel_plays_any_listed_game_and_refuses_others():
 
 
 def test_invalid_commands_change_nothing_and_cost_a_step():
-    env = shipped(max_steps=3)
+    env = shipped(horizon=3)
     _, info = start(env, SAFE)
     for command in ("dance", "take keychain 1 from safe 1"):
         observation, reward, terminated, truncated, after = env.step(command)
@@ -137,7 +137,7 @@ def test_winning_on_the_last_step_terminates():
     env = shipped()
     start(env, SAFE)
     _, steps = play_expert(env)
-    env = shipped(max_steps=steps)
+    env = shipped(horizon=steps)
     start(env, SAFE)
     (_, reward, terminated, truncated, _), _ = play_expert(env)
     assert (reward, terminated, truncated) == (10.0, True, False)
@@ -161,7 +161,7 @@ def test_anchors_add_what_they_say():
 
 
 def test_expert_wins_from_anywhere():
-    env = shipped(max_steps=100)
+    env = shipped(horizon=100)
     rng = random.Random(0)
     for task_id in env.task_ids()[::5]:
         _, info = start(env, task_id)
@@ -212,7 +212,7 @@ def test_games_are_compiled_once():
         ({"task_types": []}, "task_types must name some of"),
         ({"anchor": "state"}, "anchor must be one of observation, .*'state'"),
         ({"engine": "slow"}, "engine must be one of fast, textworld; got 'slow'"),
-        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"horizon": 0}, "horizon must be at least 1, got 0"),
     ],
 )
 def test_wrong_arguments_are_named(kwargs, message):

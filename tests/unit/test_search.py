@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from gymnasium.error import ResetNeeded
 
+from envs.search.actions import parse_tool_call
 from envs.search.env import INVALID_ACTION, Search
 from envs.search.passages import NO_PASSAGES, Hit, Passage
 from envs.search.questions import load_questions
@@ -219,6 +221,18 @@ def test_the_expert_works_from_any_state_and_within_the_horizon(env):
         short.expert_action()
     short.reset(seed=0)
     assert short.expert_action() == "<answer>Ada Morlind</answer>"
+
+
+def test_random_actions_are_tool_calls_from_the_words_of_the_question(env):
+    env.reset(seed=0)
+    rng = random.Random(0)
+    calls = [parse_tool_call(env.random_action(rng)) for _ in range(200)]
+    assert all(
+        set(call.text.split()) <= set("Who painted the Amber Clock".split()) for call in calls
+    )
+    answers = sum(call.kind == "answer" for call in calls)
+    assert 30 <= answers <= 70, "one in four: 50 expected, a standard deviation is 6"
+    assert len({call.text for call in calls if call.kind == "search"}) > 20
 
 
 def test_no_expert_without_supporting_titles():

@@ -172,7 +172,7 @@ def test_item_page_and_its_details(make):
 
 
 def test_empty_details_say_so(make):
-    env = make(max_steps=50)
+    env = make(horizon=50)
     start(env)
     walk(env, "search[plain mug]", "click[b0000pln03]")
     for name in ("description", "features", "reviews"):
@@ -288,7 +288,7 @@ def test_search_works_on_any_page_though_only_one_offers_it(make):
     ],
 )
 def test_impossible_actions_change_nothing_and_cost_a_step(make, action):
-    env = make(max_steps=3)
+    env = make(horizon=3)
     start(env)
     walk(env, "search[red clay mug dishwasher]", "click[b00000red1]")
     observation, reward, terminated, truncated, info = env.step(action)
@@ -305,8 +305,8 @@ def test_letter_case_and_what_follows_do_not_matter(make, action):
     assert (observation, info["is_action_valid"]) == ("Search", True)
 
 
-def test_episode_is_cut_after_max_steps(make):
-    env = make(max_steps=2)
+def test_episode_is_cut_after_its_horizon(make):
+    env = make(horizon=2)
     start(env)
     assert env.step("search[mug]")[3] is False
     assert env.step("click[next >]")[3] is True

@@ -349,7 +349,7 @@ class TestExpert:
             assert steps <= 8
 
     def test_finds_its_way_from_anywhere(self):
-        env = WebShop(max_steps=100)
+        env = WebShop(horizon=100)
         rng = np.random.default_rng(0)
         for seed in range(40):
             _, info = env.reset(seed=seed)

@@ -1,6 +1,7 @@
 """WebShop survives whatever a model or a user throws at it: actions, pickles, arguments."""
 
 import pickle
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,7 @@ from tests.unit.webshop_shop import write_shop
 
 pytest.importorskip("bm25s", reason="WebShop needs the extra [webshop]")
 
-import numpy as np
-
-from envs.webshop import WebShop, random_action
+from envs.webshop import WebShop
 
 TEXT = st.text(st.characters(), max_size=300)
 
@@ -48,14 +47,14 @@ def test_hostile_actions_do_not_raise(action):
 
 
 def test_random_walk_meets_every_kind_of_page():
-    env = WebShop(max_steps=60)
-    rng = np.random.default_rng(0)
+    env = WebShop(horizon=60)
+    rng = random.Random(0)
     seen = set()
     for seed in range(30):
         _, info = env.reset(seed=seed)
         done = False
         while not done:
-            _, _, terminated, truncated, info = env.step(random_action(info, rng))
+            _, _, terminated, truncated, info = env.step(env.random_action(rng))
             assert info["is_action_valid"]
             seen.add(env._state.page)
             done = terminated or truncated
@@ -88,7 +87,7 @@ def test_pickle_shares_the_catalogue_and_goes_on():
         ({"split": "dev"}, "split must be one of"),
         ({"reward": "dense"}, "reward must be one of"),
         ({"anchor": "page"}, "anchor must be one of"),
-        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"horizon": 0}, "horizon must be at least 1, got 0"),
         ({"num_products": 0}, "num_products must be at least 1, got 0"),
         ({"goals": "human"}, "catalogue generated has 0 human goals"),
     ],
