@@ -227,9 +227,8 @@ def test_random_actions_are_tool_calls_from_the_words_of_the_question(env):
     env.reset(seed=0)
     rng = random.Random(0)
     calls = [parse_tool_call(env.random_action(rng)) for _ in range(200)]
-    assert all(
-        set(call.text.split()) <= set("Who painted the Amber Clock".split()) for call in calls
-    )
+    words = {"Who", "painted", "the", "Amber", "Clock"}
+    assert all(set(call.text.split()) <= words for call in calls)
     answers = sum(call.kind == "answer" for call in calls)
     assert 30 <= answers <= 70, "one in four: 50 expected, a standard deviation is 6"
     assert len({call.text for call in calls if call.kind == "search"}) > 20
