@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -27,6 +26,7 @@ from transformers import (
 from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling
 from rllib_gigpo.engines.batching import Counts, PolicyBatch, Row
 from rllib_gigpo.engines.kv_cache import ATTENTION
+from rllib_gigpo.models import load_causal_lm
 
 _ROPE_BY_BATCH = ("dynamic", "longrope")
 
@@ -328,13 +328,10 @@ def _load(
     """Load or take over a model with the slot attention, ready to serve."""
     if isinstance(source, PreTrainedModel):
         model = source.to(dtype)  # pyright: ignore[reportArgumentType]
-        _check_attention(model)
-        model.set_attn_implementation(ATTENTION)
     else:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=ATTENTION
-        )
-        _check_attention(model)
+        model = load_causal_lm(str(source), dtype=dtype)
+    _check_attention(model)
+    model.set_attn_implementation(ATTENTION)
     return model.to(device).eval()  # pyright: ignore[reportArgumentType]
 
 
