@@ -27,7 +27,7 @@ SOLO_MODULE = "default_policy"
 def episode_return(episode: Episode) -> float:
     """Return the sum of the environment's rewards; over a team, the mean over its agents."""
     returns = [single.get_return() for _, single in agent_episodes(episode)]
-    return float(np.mean(returns))
+    return float(np.mean(returns)) if returns else 0.0
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
