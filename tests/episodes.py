@@ -80,6 +80,7 @@ def solo(
             extras={SOLO_AGENT: step.extras()},
         )
     episode = recorder.episode
+    episode.is_truncated = truncated
     episode.custom_data.update({"group": group, "member": member, "numbers": {}, **facts})
     return episode
 
@@ -89,9 +90,8 @@ def team(
 ) -> MultiAgentEpisode:
     """An episode whose agents act one after the other, as `Step.agent` says."""
     recorder = TeamRecorder(lambda agent: f"policy of {agent}")
-    recorder.start(
-        {steps[0].agent: _ids(steps[0].prompt)}, {steps[0].agent: _info(steps[0].anchor, None)}
-    )
+    first = steps[0] if steps else Step("nothing")
+    recorder.start({first.agent: _ids(first.prompt)}, {first.agent: _info(first.anchor, None)})
     verdicts: dict[str, bool | None] = {}
     for number, step in enumerate(steps):
         verdicts[step.agent] = step.accepted
@@ -109,5 +109,6 @@ def team(
             extras={step.agent: step.extras()},
         )
     episode = recorder.episode
+    episode.is_truncated = truncated
     episode.custom_data.update({"group": group, "member": member, "numbers": {}, **facts})
     return episode
