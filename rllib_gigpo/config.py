@@ -15,6 +15,7 @@ from ray.util.debug import log_once
 
 from rllib_gigpo.advantages import FNorm, GroupMeanOver, PenaltyScope
 from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.grouping import AnchorKind, AnchorRule, Measure
 from rllib_gigpo.losses import KlEstimator
 from rllib_gigpo.models import ModelSpec
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
@@ -63,6 +64,9 @@ class GiGPOConfig(AlgorithmConfig):
         self.f_norm: FNorm = "std"
         self.group_mean_over: GroupMeanOver = "episodes"
         self.clip_param: float | tuple[float, float] = 0.2
+        self.anchor: AnchorKind = "exact"
+        self.similarity_threshold = 0.9
+        self.similarity_measure: Measure = "rapidfuzz"
         self.kl_coeff = 0.01
         self.kl_estimator: KlEstimator = "k3"
         self.entropy_coeff = 0.0
@@ -138,6 +142,9 @@ class GiGPOConfig(AlgorithmConfig):
         adam_betas: tuple[float, float] = _UNSET,
         weight_decay: float = _UNSET,
         invalid_action_penalty: float = _UNSET,
+        anchor: Literal["exact", "similarity"] = _UNSET,
+        similarity_threshold: float = _UNSET,
+        similarity_measure: Literal["rapidfuzz", "difflib_reference"] = _UNSET,
         penalty_scope: Literal["return", "step"] = _UNSET,
         old_logp: Literal["recompute", "engine"] = _UNSET,
         **kwargs: Any,
@@ -162,6 +169,14 @@ class GiGPOConfig(AlgorithmConfig):
             optimizer_name: "adamw" or "sgd".
             adam_betas: AdamW's betas.
             weight_decay: AdamW's decoupled weight decay.
+            anchor: Which steps of a group count as taken from the same state (Eq. 6): "exact",
+                those with equal anchors, or "similarity", those whose anchor texts are alike.
+                What the anchor of a step is says `AgentProfile.anchor`, by default the
+                environment: `info["anchor"]`, else the observation.
+            similarity_threshold: Smallest similarity, above 0 and at most 1, for
+                `anchor="similarity"`.
+            similarity_measure: "rapidfuzz", or "difflib_reference" to repeat runs of verl-agent;
+                the two differ, see `rllib_gigpo.grouping.similar_anchors`.
             invalid_action_penalty: Subtracted from the reward of a step whose action was invalid.
             penalty_scope: "return": before returns are computed. "step": from that step's own
                 scores alone, undiscounted (as verl-agent does).
@@ -355,6 +370,11 @@ class GiGPOConfig(AlgorithmConfig):
 
 # What RLlib itself sets on a config after construction.
 _RLLIB_LATE_SETTINGS = frozenset(
+    @property
+    def anchor_rule(self) -> AnchorRule:
+        """Which steps of a group count as taken from the same state."""
+        return AnchorRule(self.anchor, self.similarity_threshold, self.similarity_measure)
+
     {"worker_index", "simple_optimizer", "rl_module_spec", "in_evaluation", "env_task_fn"}
 )
 

@@ -29,7 +29,6 @@ from ray.rllib.utils.metrics import (
 
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.env_runner import LLMEnvRunner, Played
-from rllib_gigpo.grouping import exact_anchors
 from rllib_gigpo.learner import PHASES
 from rllib_gigpo.metrics import episode_metrics, step_group_metrics
 from rllib_gigpo.rollout import Episode, GroupTask
@@ -142,9 +141,7 @@ class GiGPO(Algorithm):
         return restored
 
     def _to_rows(self, episodes: Sequence[Episode]) -> MultiAgentBatch:
-        return episodes_to_batch(
-            episodes, lambda texts, group, agent: exact_anchors(texts), self.config.module_of
-        )
+        return episodes_to_batch(episodes, self.config.anchor_rule, self.config.module_of)
 
     def _update(self, batch: MultiAgentBatch) -> None:
         steps = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)

@@ -3,7 +3,8 @@
 Rows of one (group, agent) pair with equal ids form an anchor group. Three ways to compare states:
 
 *   `exact_anchors`: equal keys, one hash map. Independent of the row order.
-*   `key_anchors`: equal keys that a user's function computes from the observations.
+*   `key_anchors`: equal keys that a user's function computes from the observations (in training,
+    `AgentProfile.anchor` is that function).
 *   `similar_anchors`: texts close to a cluster's representative. Clusters are greedy, so the result
     depends on the row order: give rows in a fixed order (by episode, then step).
 
@@ -13,13 +14,14 @@ Shapes: N rows.
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from itertools import compress
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from rllib_gigpo.advantages.parts import IntArray, check_choice, dense_ids
 
 AnchorKey = str | bytes | int | tuple
+AnchorKind = Literal["exact", "similarity"]
 Measure = Literal["rapidfuzz", "difflib_reference"]
 Observation = TypeVar("Observation")
 
@@ -27,6 +29,37 @@ SIZE_BINS = ("1", "2-5", "6-8", "9", "10-49", ">=50")
 _BIN_STARTS = (1, 2, 6, 9, 10, 50)
 _CUTOFF_SLACK = 1e-3
 _SCORE_ROUNDING = 1e-9
+
+
+class AnchorRule(NamedTuple):
+    """Which steps of a group count as taken from the same state.
+
+    Attributes:
+        kind: "exact": equal anchors. "similarity": texts that are alike.
+        threshold: Smallest similarity inside a cluster, where similarity counts.
+        measure: How similarity is measured, see `similar_anchors`.
+    """
+
+    kind: AnchorKind = "exact"
+    threshold: float = 0.9
+    measure: Measure = "rapidfuzz"
+
+    def __call__(self, anchors: Sequence[Any], group: IntArray, agent: IntArray) -> IntArray:
+        """Return the anchor ids [N] of rows.
+
+        Args:
+            anchors: Anchors of the rows, length N: keys, or texts where similarity counts.
+            group: Task groups [N].
+            agent: Agent ids [N].
+
+        Raises:
+            TypeError: An anchor is of a type that the rule cannot compare.
+        """
+        if self.kind == "exact":
+            return exact_anchors(anchors)
+        return similar_anchors(
+            anchors, group, agent, threshold=self.threshold, measure=self.measure
+        )
 
 
 class SizeHistogram(NamedTuple):
@@ -128,8 +161,8 @@ def similar_anchors(
     for kind in set(map(type, texts)):
         if not issubclass(kind, str):
             raise TypeError(
-                f"an anchor is a {kind.__name__}, expected str: similarity compares texts; use "
-                "exact_anchors or key_anchors for other states."
+                f"an anchor is a {kind.__name__}, expected str: similarity compares texts; group "
+                "other states by exact_anchors or key_anchors (anchor='exact')."
             )
     find_similar = _indel_matches if measure == "rapidfuzz" else _difflib_matches
     scopes = dense_ids(group, agent).tolist()

@@ -25,6 +25,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from rllib_gigpo.advantages import StepTable
 from rllib_gigpo.games import SOLO_AGENT
+from rllib_gigpo.grouping import AnchorKey
 from rllib_gigpo.seeding import derive_seed
 
 TOKEN_COLUMNS = ("prompt_ids", "response_ids", "response_logps")
@@ -32,7 +33,7 @@ TOKEN_COLUMNS = ("prompt_ids", "response_ids", "response_logps")
 # What SampleBatch is to code that only reads and adds columns.
 Columns = dict[str, np.ndarray]
 
-AnchorIds = Callable[[Sequence[str], np.ndarray, np.ndarray], np.ndarray]
+AnchorIds = Callable[[Sequence[AnchorKey], np.ndarray, np.ndarray], np.ndarray]
 
 
 def agent_episodes(

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 _CHOICES = {
     "f_norm": ("std", "none"),
     "group_mean_over": ("episodes", "steps"),
+    "anchor": ("exact", "similarity"),
+    "similarity_measure": ("rapidfuzz", "difflib_reference"),
     "kl_estimator": ("k1", "k2", "k3"),
     "optimizer_name": ("adamw", "sgd"),
     "penalty_scope": ("return", "step"),
@@ -38,6 +40,7 @@ _RANGES = {
     "entropy_coeff": (0.0, math.inf),
     "lr": (0.0, math.inf),
     "weight_decay": (0.0, math.inf),
+    "similarity_threshold": (1e-6, 1.0),
     "invalid_action_penalty": (0.0, math.inf),
     "eval_temperature": (0.0, math.inf),
     "temperature": (1e-3, math.inf),

@@ -7,6 +7,7 @@ from typing import Any
 from rllib_gigpo.agent.memory import LastSteps, Memory
 from rllib_gigpo.agent.parsing import Action, ActionParser, TagParser
 from rllib_gigpo.agent.prompt import ChatTemplate, PromptTemplate, check_fields
+from rllib_gigpo.grouping import AnchorKey
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class AgentProfile:
         validity: Who decides whether a step was valid: "parser", or "parser_and_environment"
             (the environment's `info["is_action_valid"]` counts too, where it gives one).
         anchor: None groups steps by the environment's anchor (`info["anchor"]`, else the
-            observation); a callable (observation, info) -> str replaces it.
+            observation); a callable (observation, info) -> key replaces it, for instance the room
+            that a text speaks of. The key is a str, bytes, int or tuple of them.
         vocabulary: Sample texts whose words the tiny from-scratch model must know.
         respond: Writes a response in this profile's format for a given action text; used for
             warm starts.
@@ -32,7 +34,7 @@ class AgentProfile:
     parser: ActionParser = field(default_factory=TagParser)
     stop: tuple[str, ...] = ("</action>",)
     validity: str = "parser_and_environment"
-    anchor: Callable[[str, Mapping[str, Any]], str] | None = None
+    anchor: Callable[[str, Mapping[str, Any]], AnchorKey] | None = None
     vocabulary: tuple[str, ...] = ()
     respond: str = "<action> {action} </action>"
 
@@ -51,7 +53,7 @@ class AgentProfile:
         """Parse one response."""
         return self.parser(response)
 
-    def anchor_of(self, observation: str, info: Mapping[str, Any]) -> str:
+    def anchor_of(self, observation: str, info: Mapping[str, Any]) -> AnchorKey:
         """Return the anchor state of a step (Eq. 6 groups steps of one task by it)."""
         if self.anchor is not None:
             return self.anchor(observation, info)
