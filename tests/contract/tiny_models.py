@@ -8,8 +8,9 @@ wrong weight shows in the log-probabilities.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -89,6 +90,45 @@ def build_tiny_folder(folder: Path, family: Family, *, tied: bool, seed: int = 0
     tiny_model(family, tied=tied, seed=seed).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+@dataclass(frozen=True)
+class TinyAdapter:
+    """A random LoRA adapter: its peft files' content, and the same model with it merged in."""
+
+    tensors: dict[str, torch.Tensor]
+    config: dict[str, Any]
+    merged: PreTrainedModel
+
+
+@torch.no_grad()
+def tiny_adapter(family: Family, *, tied: bool, seed: int = 0, rank: int = 4) -> TinyAdapter:
+    """An adapter on all attention and MLP matrices of `tiny_model(family, tied=tied)`.
+
+    W' = W + (alpha / rank) B A, with alpha = 2 rank.
+    """
+    merged = tiny_model(family, tied=tied)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    targets = sorted(
+        {name.split(".")[-1] for name, _ in merged.named_modules() if name.endswith("_proj")}
+    )
+    for name, module in merged.named_modules():
+        if name.endswith("_proj"):
+            rows, columns = module.weight.shape
+            a = 0.3 * torch.randn(rank, columns, generator=generator)
+            b = 0.3 * torch.randn(rows, rank, generator=generator)
+            tensors[f"base_model.model.{name}.lora_A.weight"] = a
+            tensors[f"base_model.model.{name}.lora_B.weight"] = b
+            module.weight += 2.0 * b @ a
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": targets,
+        "bias": "none",
+    }
+    return TinyAdapter(tensors, config, merged)
 
 
 @torch.no_grad()

@@ -1,0 +1,173 @@
+"""One vLLM engine in a process of its own, as a Ray actor, and where it finds its weights again.
+
+Ray restarts an engine whose process dies. The handle stays the same for every client, and the new
+process loads the newest weights from the vault before it answers anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import ray
+
+from rllib_gigpo.engines.base import Completion, Request
+from rllib_gigpo.engines.vllm.engine import VLLMEngine
+from rllib_gigpo.engines.vllm.process import EngineDiedError
+from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from rllib_gigpo.engines.vllm.weights import PackedTensors, unpack
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# Ray's own limit of concurrent calls; vLLM queues what exceeds `max_num_seqs`.
+_MAX_CONCURRENT_CALLS = 10_000
+
+
+@dataclass(frozen=True)
+class Published:
+    """Tensors in Ray's object store that a policy is served with.
+
+    Attributes:
+        kind: All weights of the policy, or an adapter on them.
+        packed: Reference to `PackedTensors`.
+        version: Weight version.
+        adapter_config: Content of peft's adapter_config.json, for an adapter.
+    """
+
+    kind: Literal["weights", "adapter"]
+    packed: ray.ObjectRef
+    version: int
+    adapter_config: dict[str, Any] | None = None
+
+
+class WeightVault:
+    """Keeps what every policy is served with alive, for engines that restart."""
+
+    def __init__(self) -> None:
+        self._published: dict[str, list[Published]] = {}
+
+    def publish(self, policy_id: str, published: Published) -> None:
+        """Remember the newest weights, or the newest adapter beside the weights it stands on."""
+        base = [
+            kept
+            for kept in self._published.get(policy_id, [])
+            if published.kind == "adapter" and kept.kind == "weights"
+        ]
+        self._published[policy_id] = [*base, published]
+
+    def newest(self, policy_id: str) -> list[Published]:
+        """What to load, in order; empty before the first sync."""
+        return self._published.get(policy_id, [])
+
+
+@dataclass(frozen=True)
+class Birth:
+    """Which process an engine runs in.
+
+    Attributes:
+        incarnation: New after every restart.
+        pid: Process id on the engine's machine.
+        version: Weight version that the process serves now.
+    """
+
+    incarnation: str
+    pid: int
+    version: int
+
+
+class VLLMEngineActor:
+    """Serves one policy; made by `RemoteVLLMEngine.start`.
+
+    Args:
+        policy_id: The policy.
+        model: Model folder or Hugging Face id.
+        settings: How the engine runs.
+        vault_name: Name of the `WeightVault`. (Ray cannot promise restarts to an actor whose
+            arguments hold a handle.)
+    """
+
+    def __init__(self, policy_id: str, model: str | Path, settings: VLLMSettings, vault_name: str):
+        self._policy_id = policy_id
+        self._incarnation = uuid.uuid4().hex
+        self._engine = VLLMEngine({policy_id: model}, settings)
+        vault = ray.get_actor(vault_name)
+        for published in ray.get(vault.newest.remote(policy_id)):
+            self._load(published, ray.get(published.packed))
+
+    @ray.method(max_task_retries=-1)
+    async def birth(self) -> Birth:
+        """Tell which process answers; waits for a restart where one is under way."""
+        return Birth(self._incarnation, os.getpid(), self._engine.version(self._policy_id))
+
+    async def generate(self, request: Request) -> Completion:
+        """See `Engine.generate`."""
+        return await self._guarded(self._engine.generate(request))
+
+    async def abort(self, request_id: str) -> None:
+        """See `Engine.abort`."""
+        await self._engine.abort(request_id)
+
+    async def load(self, published: Published, packed: PackedTensors) -> None:
+        """Serve with new weights or a new adapter.
+
+        Args:
+            published: What `packed` is.
+            packed: The tensors; Ray resolves the reference without copying.
+        """
+        await self._in_thread(lambda: self._load(published, packed))
+
+    async def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        await self._in_thread(self._engine.sleep)
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        await self._in_thread(self._engine.wake)
+
+    def _load(self, published: Published, packed: PackedTensors) -> None:
+        tensors = unpack(packed)
+        if published.kind == "weights":
+            self._engine.load_weights(self._policy_id, tensors, published.version)
+        else:
+            config = published.adapter_config or {}
+            self._engine.load_adapter(self._policy_id, tensors, config, published.version)
+
+    async def _in_thread(self, function: Callable[[], None]) -> None:
+        await self._guarded(asyncio.to_thread(function))
+
+    async def _guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            return await work
+        except EngineDiedError:
+            logger.exception("the engine of policy %r ends its process", self._policy_id)
+            logging.shutdown()
+            os._exit(1)  # unlike an orderly exit, this makes Ray start a new process
+
+
+def create_vault() -> tuple[str, Any]:
+    """Start a `WeightVault` that outlives the engines; returns its name and handle."""
+    name = f"rllib-gigpo-weights-{uuid.uuid4().hex}"
+    return name, ray.remote(WeightVault).options(name=name, num_cpus=0).remote()
+
+
+def create_engine(
+    policy_id: str, model: str | Path, settings: VLLMSettings, vault_name: str
+) -> Any:
+    """Start one engine actor; returns its handle at once."""
+    options = {
+        "num_cpus": settings.num_cpus,
+        "num_gpus": settings.num_gpus,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "max_concurrency": _MAX_CONCURRENT_CALLS,
+    }
+    actor = ray.remote(VLLMEngineActor).options(**options)
+    return actor.remote(policy_id, str(model), settings, vault_name)

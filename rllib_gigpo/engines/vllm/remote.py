@@ -1,0 +1,324 @@
+"""The engine contract over engine actors: what rollouts and the training driver hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from rllib_gigpo.engines.base import Completion, EngineError, Request
+from rllib_gigpo.engines.vllm.actor import Birth, Published, create_engine, create_vault
+from rllib_gigpo.engines.vllm.process import EngineDiedError
+from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from rllib_gigpo.engines.vllm.weights import pack
+
+_MAX_RETRIES = 3
+_RESTART_TIMEOUT_S = 600.0
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "auto": None,
+}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The actors that clients share; pickles into any process of the cluster.
+
+    Attributes:
+        engines: Handles of each policy's engines.
+        vault: Handle of the weight vault.
+        settings: How every engine runs.
+    """
+
+    engines: Mapping[str, Sequence[Any]]
+    vault: Any
+    settings: VLLMSettings
+
+    def kill(self) -> None:
+        """End all actors."""
+        for engines in self.engines.values():
+            for engine in engines:
+                ray.kill(engine)
+        ray.kill(self.vault)
+
+
+@dataclass
+class Faults:
+    """What went wrong and was mended.
+
+    Attributes:
+        engine_restarts: Deaths of engines that this client noticed.
+        retried_requests: Requests sent again after a death.
+    """
+
+    engine_restarts: int = 0
+    retried_requests: int = 0
+
+
+@dataclass(frozen=True)
+class _Running:
+    engine: Any
+    aborted: asyncio.Event
+
+
+class RemoteVLLMEngine:
+    """An `Engine` whose work is done by vLLM actors.
+
+    Start it once (`start`), give its `fleet` to every process that plays episodes, and make a
+    client of the fleet there. All requests of a group go to one engine, for its prefix cache.
+
+    An engine that dies is started again by Ray with the newest weights, and the requests it was
+    computing are sent again: a response is a function of prompt, seed and weights alone.
+
+    Args:
+        fleet: The actors.
+
+    Attributes:
+        fleet: The actors.
+        faults: Deaths and retries that this client saw.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.faults = Faults()
+        self._owns_actors = False
+        self._running: dict[str, _Running] = {}
+        self._incarnations: dict[Any, str] = {}
+        self._returning: dict[Any, asyncio.Task[Birth]] = {}
+        for engines in fleet.engines.values():
+            self._births(engines)
+
+    @classmethod
+    def start(
+        cls,
+        models: Mapping[str, str | Path],
+        settings: VLLMSettings | None = None,
+        *,
+        num_engines: int = 1,
+    ) -> RemoteVLLMEngine:
+        """Start `num_engines` engines per policy and wait until they serve.
+
+        Args:
+            models: Policy id to model folder or Hugging Face id, readable on every machine.
+            settings: How each engine runs.
+            num_engines: Engines per policy.
+
+        Raises:
+            EngineDiedError: An engine could not start.
+            ValueError: `num_engines` below 1.
+        """
+        if num_engines < 1:
+            raise ValueError(f"num_engines is {num_engines}: expected at least 1")
+        settings = settings or VLLMSettings()
+        vault_name, vault = create_vault()
+        engines = {
+            policy_id: tuple(
+                create_engine(policy_id, model, settings, vault_name) for _ in range(num_engines)
+            )
+            for policy_id, model in models.items()
+        }
+        fleet = Fleet(engines, vault, settings)
+        try:
+            client = cls(fleet)
+        except EngineDiedError:
+            fleet.kill()
+            raise
+        client._owns_actors = True
+        return client
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus response in tokens."""
+        return self.fleet.settings.max_model_len
+
+    async def generate(self, request: Request) -> Completion:
+        """Continue one prompt; see `Engine.generate`.
+
+        Raises:
+            EngineDiedError: The engine died again and again under this request, or did not come
+                back.
+        """
+        engines = self._engines(request.policy_id)
+        running = _Running(engines[request.group_id % len(engines)], asyncio.Event())
+        if request.request_id in self._running:
+            raise EngineError(f"request id {request.request_id!r} is running already")
+        self._running[request.request_id] = running
+        try:
+            return await self._generate(request, running)
+        except asyncio.CancelledError:
+            running.engine.abort.remote(request.request_id)
+            raise
+        except RayTaskError as error:
+            raise _plain(error) from None
+        finally:
+            del self._running[request.request_id]
+
+    async def _generate(self, request: Request, running: _Running) -> Completion:
+        for attempt in range(_MAX_RETRIES + 1):
+            try:
+                return await running.engine.generate.remote(request)
+            except RayActorError as error:
+                if attempt == _MAX_RETRIES:
+                    raise EngineDiedError(
+                        f"the engine died {attempt + 1} times under request "
+                        f"{request.request_id!r}: {error}"
+                    ) from error
+            birth = await self._wait_until_back(running.engine)
+            if running.aborted.is_set():
+                nothing = np.zeros(0, dtype=np.int32)
+                return Completion(nothing, nothing.astype(np.float32), "abort", birth.version)
+            self.faults.retried_requests += 1
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _wait_until_back(self, engine: Any) -> Birth:
+        """Wait for a restart; the requests that an engine lost wait together."""
+        waiting = self._returning.get(engine)
+        if waiting is None:
+            waiting = self._returning[engine] = asyncio.create_task(self._returned(engine))
+            waiting.add_done_callback(lambda _: self._returning.pop(engine))
+        return await asyncio.shield(waiting)
+
+    async def _returned(self, engine: Any) -> Birth:
+        try:
+            birth = await asyncio.wait_for(engine.birth.remote(), _RESTART_TIMEOUT_S)
+        except (RayActorError, TimeoutError) as error:
+            raise _lost(error) from error
+        return self._note(engine, birth)
+
+    async def abort(self, request_id: str) -> None:
+        """End a running request; see `Engine.abort`."""
+        running = self._running.get(request_id)
+        if running is not None:
+            running.aborted.set()
+            with contextlib.suppress(RayActorError):  # then the retry sees that it is aborted
+                await running.engine.abort.remote(request_id)
+
+    def load_weights(
+        self, policy_id: str, tensors: Mapping[str, torch.Tensor], version: int
+    ) -> None:
+        """Give all engines of a policy the same new weights; see `Engine.load_weights`."""
+        packed = pack(tensors, _DTYPES[self.fleet.settings.dtype])
+        self.publish(policy_id, Published("weights", ray.put(packed), version))
+
+    def load_adapter(
+        self,
+        policy_id: str,
+        tensors: Mapping[str, torch.Tensor],
+        config: Mapping[str, Any],
+        version: int,
+    ) -> None:
+        """Give all engines of a policy a LoRA adapter; see `VLLMEngine.load_adapter`."""
+        packed = ray.put(pack(tensors))
+        self.publish(policy_id, Published("adapter", packed, version, dict(config)))
+
+    def publish(self, policy_id: str, published: Published) -> None:
+        """Serve a policy with tensors that lie in Ray's object store already.
+
+        Every engine reads the one copy of its machine. Engines that die meanwhile are waited for.
+
+        Raises:
+            EngineError: While requests run, or when names or shapes do not fit the model.
+            EngineDiedError: The engines do not settle on the new version.
+        """
+        engines = behind = self._engines(policy_id)
+        for _ in range(_MAX_RETRIES + 1):
+            self._everywhere(behind, lambda engine: engine.load.remote(published, published.packed))
+            # From here on an engine that restarts finds the new version by itself.
+            ray.get(self.fleet.vault.publish.remote(policy_id, published))
+            behind = [
+                engine
+                for engine, birth in zip(engines, self._births(engines), strict=True)
+                if birth.version != published.version
+            ]
+            if not behind:
+                return
+        raise EngineDiedError(
+            f"{len(behind)} of {len(engines)} engines of policy {policy_id!r} do not settle on "
+            f"weight version {published.version}"
+        )
+
+    def version(self, policy_id: str = "default_policy") -> int:
+        """Version of the weights now serving the policy; 0 before the first load."""
+        return self._births(self._engines(policy_id)[:1])[0].version
+
+    def sleep(self) -> None:
+        """Give up device memory; see `VLLMEngine.sleep`."""
+        self._everywhere(self._all_engines(), lambda engine: engine.sleep.remote())
+
+    def wake(self) -> None:
+        """Take the memory back; see `VLLMEngine.wake`."""
+        self._everywhere(self._all_engines(), lambda engine: engine.wake.remote())
+
+    def close(self) -> None:
+        """End the actors, where this client started them; a second call does nothing."""
+        if self._owns_actors:
+            self._owns_actors = False
+            self.fleet.kill()
+
+    def _engines(self, policy_id: str) -> Sequence[Any]:
+        engines = self.fleet.engines.get(policy_id)
+        if engines is None:
+            raise EngineError(
+                f"unknown policy {policy_id!r}: these engines serve {sorted(self.fleet.engines)}"
+            )
+        return engines
+
+    def _all_engines(self) -> list[Any]:
+        return [engine for engines in self.fleet.engines.values() for engine in engines]
+
+    def _everywhere(self, engines: Sequence[Any], call: Callable[[Any], ray.ObjectRef]) -> None:
+        """Make a call on all engines at once, and again on those that die under it."""
+        for _ in range(_MAX_RETRIES + 1):
+            refs = [call(engine) for engine in engines]
+            ray.wait(refs, num_returns=len(refs))
+            died = []
+            for engine, ref in zip(engines, refs, strict=True):
+                try:
+                    ray.get(ref)
+                except RayActorError:
+                    died.append(engine)
+                except RayTaskError as error:
+                    raise _plain(error) from None
+            self._births(died)
+            if not died:
+                return
+            engines = died
+        raise EngineDiedError(f"{len(engines)} vLLM engines died again and again under one call")
+
+    def _births(self, engines: Sequence[Any]) -> list[Birth]:
+        """Ask engines who they are; waits for those that start."""
+        refs = [engine.birth.remote() for engine in engines]
+        try:
+            births = ray.get(refs, timeout=_RESTART_TIMEOUT_S)
+        except (RayActorError, GetTimeoutError) as error:
+            raise _lost(error) from error
+        return [self._note(engine, birth) for engine, birth in zip(engines, births, strict=True)]
+
+    def _note(self, engine: Any, birth: Birth) -> Birth:
+        known = self._incarnations.setdefault(engine, birth.incarnation)
+        if known != birth.incarnation:
+            self._incarnations[engine] = birth.incarnation
+            self.faults.engine_restarts += 1
+        return birth
+
+
+def _lost(error: Exception) -> EngineDiedError:
+    return EngineDiedError(
+        f"a vLLM engine does not start, or died and did not come back: {error or 'time-out'}"
+    )
+
+
+def _plain(error: RayTaskError) -> Exception:
+    """The engine's own refusal without Ray's copy of the remote traceback."""
+    return EngineError(str(error.cause)) if isinstance(error.cause, EngineError) else error
