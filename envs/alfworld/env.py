@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from envs.alfworld.engine import NOTHING_HAPPENS, Engine, Turn
+from envs.alfworld.engine import Engine, Turn
 from envs.alfworld.fast.engine import FastEngine, compiled
 from envs.alfworld.fast.expert import Expert
 from envs.alfworld.games import Game, list_games
@@ -144,7 +144,7 @@ class ALFWorld(gymnasium.Env[str, str]):
         truncated = not turn.won and len(self._commands) >= self.horizon
         self._is_over = turn.won or truncated
         info = self._info(turn.feedback, turn)
-        info["is_action_valid"] = is_valid and turn.feedback != NOTHING_HAPPENS
+        info["is_action_valid"] = is_valid
         return turn.feedback, SUCCESS_REWARD * turn.won, turn.won, truncated, info
 
     def expert_action(self) -> str:

@@ -16,6 +16,7 @@ from envs.alfworld.fast.grammar import Matches, Symbol, Value, parse_grammar, pa
 from envs.alfworld.fast.names import entity_names
 from envs.alfworld.fast.pddl import Literal, parse_domain, parse_problem
 from envs.alfworld.fast.queries import Query
+from envs.alfworld.fast.text import TextCompiler, render
 from envs.alfworld.shipped_games import build_shipped_game, shipped_splits
 
 # A drawer below a shelf (one place), a sink, a table; the agent starts away from all three.
@@ -338,6 +339,31 @@ def test_query_matches_are_sorted_and_never_reuse_an_entity():
     context = {("z", "x"): "b"}
     query = Query("r(m:object, n:object)", tuple(context), known, types, bits)
     assert query.matches(context) == [(0b10, ("a", "c"))]
+
+
+def test_query_matches_come_in_the_order_of_the_first_atom():
+    known = Facts(
+        [("r", ("a", "c")), ("r", ("b", "a")), ("r", ("c", "b")), ("p", ("a",)), ("p", ("c",))]
+    )
+    query = Query("r(m:object, n:object) & p(n:object)", (), known, Types(ENTITIES, {}), {})
+    # p has fewer facts, so a join by p would find n = a before n = c.
+    assert query.matches({}) == [(0, ("a", "c")), (0, ("b", "a"))]
+
+
+def test_texts_remember_what_they_depend_on():
+    grammar = parse_grammar(
+        'grammar :: """{"list_separator": [{"rhs": ", "}], "list_last_separator": [{"rhs": ", and "}],'
+        ' "list_empty": [{"rhs": "none"}]}""";'
+    )
+    known = Facts([("p", ("a",)), ("p", ("b",)), ("p", ("c",))])
+    names, bits = {"a": "A", "b": "B", "c": "C"}, {"p": {("a",): 0, ("b",): 1, ("c",): 2}}
+    texts = TextCompiler(grammar, known, bits, Types(ENTITIES, {}), names)
+    listing = "[{m.name | p(m:object)}]"
+    assert render(texts.compile(listing, {}), 0b111) == "A, B, and C"
+    # A placeholder that the text does not name still keeps its entity out of the list.
+    assert render(texts.compile(listing, {("z", "y"): "c"}), 0b111) == "A, and B"
+    assert render(texts.compile(listing, {("z", "y"): "c"}), 0b101) == "A"
+    assert render(texts.compile(listing, {("m", "object"): "b"}), 0b101) == "none"
 
 
 def test_texts_split_into_their_parts():
