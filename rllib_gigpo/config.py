@@ -20,6 +20,7 @@ from rllib_gigpo.losses import KlEstimator
 from rllib_gigpo.models import ModelSpec
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
 from rllib_gigpo.rows import MinibatchPlan
+from rllib_gigpo.stepping import FailureRule, StepSettings
 from rllib_gigpo.validation import check_settings
 from rllib_gigpo.vocabulary import collect_words
 
@@ -63,10 +64,10 @@ class GiGPOConfig(AlgorithmConfig):
         self.gamma = 0.95
         self.f_norm: FNorm = "std"
         self.group_mean_over: GroupMeanOver = "episodes"
-        self.clip_param: float | tuple[float, float] = 0.2
         self.anchor: AnchorKind = "exact"
         self.similarity_threshold = 0.9
         self.similarity_measure: Measure = "rapidfuzz"
+        self.clip_param: float | tuple[float, float] = 0.2
         self.kl_coeff = 0.01
         self.kl_estimator: KlEstimator = "k3"
         self.entropy_coeff = 0.0
@@ -101,6 +102,16 @@ class GiGPOConfig(AlgorithmConfig):
         self.on_long_prompt = "error"
         self.max_episode_steps: int | None = None
 
+        # Set by stepping(...).
+        self.step_threads = 0
+        self.step_timeout_s: float | None = None
+        self.episode_timeout_s: float | None = None
+        self.on_env_failure: FailureRule = "raise"
+        self.max_replays = 1
+        self.max_dropped_share = 0.5
+        self.max_abandoned_threads = 8
+        self.lockstep = False
+
         # Set by evaluation(...).
         self.evaluation_task_seeds: Sequence[int] | None = None
         self.evaluation_samples_per_task = 1
@@ -131,6 +142,9 @@ class GiGPOConfig(AlgorithmConfig):
         omega: float = _UNSET,
         f_norm: Literal["std", "none"] = _UNSET,
         group_mean_over: Literal["episodes", "steps"] = _UNSET,
+        anchor: Literal["exact", "similarity"] = _UNSET,
+        similarity_threshold: float = _UNSET,
+        similarity_measure: Literal["rapidfuzz", "difflib_reference"] = _UNSET,
         clip_param: float | tuple[float, float] = _UNSET,
         kl_coeff: float = _UNSET,
         kl_estimator: Literal["k1", "k2", "k3"] = _UNSET,
@@ -142,9 +156,6 @@ class GiGPOConfig(AlgorithmConfig):
         adam_betas: tuple[float, float] = _UNSET,
         weight_decay: float = _UNSET,
         invalid_action_penalty: float = _UNSET,
-        anchor: Literal["exact", "similarity"] = _UNSET,
-        similarity_threshold: float = _UNSET,
-        similarity_measure: Literal["rapidfuzz", "difflib_reference"] = _UNSET,
         penalty_scope: Literal["return", "step"] = _UNSET,
         old_logp: Literal["recompute", "engine"] = _UNSET,
         **kwargs: Any,
@@ -158,6 +169,14 @@ class GiGPOConfig(AlgorithmConfig):
             f_norm: "std" divides advantages by the group's standard deviation, "none" by 1.
             group_mean_over: Whether a group's mean and deviation of returns count each episode
                 once ("episodes") or each of its steps ("steps", as verl-agent does).
+            anchor: Which steps of a group count as taken from the same state (Eq. 6): "exact",
+                those with equal anchors, or "similarity", those whose anchor texts are alike.
+                What the anchor of a step is says `AgentProfile.anchor`, by default the
+                environment: `info["anchor"]`, else the observation.
+            similarity_threshold: Smallest similarity, above 0 and at most 1, for
+                `anchor="similarity"`.
+            similarity_measure: "rapidfuzz", or "difflib_reference" to repeat runs of verl-agent;
+                the two differ, see `rllib_gigpo.grouping.similar_anchors`.
             clip_param: PPO clip range of the ratio around 1; a pair is (low, high).
             kl_coeff: Weight of the KL to the frozen initial policy in the loss; 0 keeps no
                 reference copy.
@@ -169,14 +188,6 @@ class GiGPOConfig(AlgorithmConfig):
             optimizer_name: "adamw" or "sgd".
             adam_betas: AdamW's betas.
             weight_decay: AdamW's decoupled weight decay.
-            anchor: Which steps of a group count as taken from the same state (Eq. 6): "exact",
-                those with equal anchors, or "similarity", those whose anchor texts are alike.
-                What the anchor of a step is says `AgentProfile.anchor`, by default the
-                environment: `info["anchor"]`, else the observation.
-            similarity_threshold: Smallest similarity, above 0 and at most 1, for
-                `anchor="similarity"`.
-            similarity_measure: "rapidfuzz", or "difflib_reference" to repeat runs of verl-agent;
-                the two differ, see `rllib_gigpo.grouping.similar_anchors`.
             invalid_action_penalty: Subtracted from the reward of a step whose action was invalid.
             penalty_scope: "return": before returns are computed. "step": from that step's own
                 scores alone, undiscounted (as verl-agent does).
@@ -242,6 +253,38 @@ class GiGPOConfig(AlgorithmConfig):
                 drop.
             max_episode_steps: Steps of an agent after which its episode is truncated, besides the
                 environment's own limit.
+        """
+        return self._take(dict(locals()))
+
+    def stepping(
+        self,
+        *,
+        step_threads: int = _UNSET,
+        step_timeout_s: float | None = _UNSET,
+        episode_timeout_s: float | None = _UNSET,
+        on_env_failure: FailureRule = _UNSET,
+        max_replays: int = _UNSET,
+        max_dropped_share: float = _UNSET,
+        max_abandoned_threads: int = _UNSET,
+        lockstep: bool = _UNSET,
+    ) -> Self:
+        """Set how environments are stepped, and what follows when one fails.
+
+        Args:
+            step_threads: Environment calls that run beside generation; 0 steps in the event loop
+                itself, which is fastest for environments that answer in microseconds.
+            step_timeout_s: Seconds that one call may take; needs threads. A hung call is left to
+                its thread, and its environment is never used again.
+            episode_timeout_s: Seconds that one episode may take, checked at every step.
+            on_env_failure: "raise" ends the run with the environment's message; "replay" plays the
+                episode again in a new environment, and drops its group when that fails too; "drop"
+                drops its group. A failure is never trained on as a reward.
+            max_replays: Replays of one episode.
+            max_dropped_share: The run ends when more than this share of an iteration's groups was
+                dropped.
+            max_abandoned_threads: A remote EnvRunner with more hung threads is replaced.
+            lockstep: All episodes take their turns together: slower, but batches, and with them
+                every bit of a run, do not depend on timing.
         """
         return self._take(dict(locals()))
 
@@ -328,6 +371,22 @@ class GiGPOConfig(AlgorithmConfig):
         return ModelSpec("tiny", words=words, seed=self.root_seed, options=self.llm_options)
 
     @property
+    def anchor_rule(self) -> AnchorRule:
+        """Which steps of a group count as taken from the same state."""
+        return AnchorRule(self.anchor, self.similarity_threshold, self.similarity_measure)
+
+    @property
+    def step_settings(self) -> StepSettings:
+        """How environments are stepped."""
+        return StepSettings(
+            threads=self.step_threads,
+            step_timeout_s=self.step_timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
+            on_failure=self.on_env_failure,
+            max_replays=self.max_replays,
+        )
+
+    @property
     def minibatch_plan(self) -> MinibatchPlan:
         """How rows are drawn into optimizer steps."""
         return MinibatchPlan(self.minibatch_size, self.num_minibatches, self.root_seed)
@@ -370,11 +429,6 @@ class GiGPOConfig(AlgorithmConfig):
 
 # What RLlib itself sets on a config after construction.
 _RLLIB_LATE_SETTINGS = frozenset(
-    @property
-    def anchor_rule(self) -> AnchorRule:
-        """Which steps of a group count as taken from the same state."""
-        return AnchorRule(self.anchor, self.similarity_threshold, self.similarity_measure)
-
     {"worker_index", "simple_optimizer", "rl_module_spec", "in_evaluation", "env_task_fn"}
 )
 

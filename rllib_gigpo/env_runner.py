@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import ray
-import torch
-from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
-from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines import build_engine
 from rllib_gigpo.engines.base import Engine, Sampling
+from rllib_gigpo.engines.vllm.weights import PackedTensors, unpack
 from rllib_gigpo.games import Game
 from rllib_gigpo.metrics import episode_metrics
 from rllib_gigpo.models import (
@@ -29,8 +27,9 @@ from rllib_gigpo.models import (
     materialize,
     stop_token_ids,
 )
-from rllib_gigpo.rollout import Episode, GroupTask, RolloutSettings, play_groups
+from rllib_gigpo.rollout import Episode, GroupTask, Rollout, RolloutSettings, play_groups
 from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.stepping import Stepper
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
@@ -42,14 +41,20 @@ class Played:
 
     Attributes:
         groups: Numbers of the groups that were played.
-        episodes: Their episodes, in order of (group, member).
+        rollout: Their episodes, and what failed.
+        new_counts: Environment errors, time-outs and abandoned threads of this rollout.
+        counts: The same since the runner started.
+        worker_index: Which runner it was, 0 for the local one.
         seconds: Wall-clock of the rollout.
         error: Text of the error that stopped it, or None. Errors travel as values: raised inside
             an actor they would only make RLlib restart it and lose the message.
     """
 
     groups: tuple[int, ...]
-    episodes: list[Episode] = field(default_factory=list)
+    rollout: Rollout = field(default_factory=lambda: Rollout([]))
+    new_counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    worker_index: int = 0
     seconds: float = 0.0
     error: str | None = None
 
@@ -70,7 +75,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._engine: Engine | None = None
         self._encoder: PromptEncoder | None = None
         self._stop_ids: tuple[int, ...] = ()
-        self._weights: dict[str, tuple[Mapping[str, torch.Tensor], int]] = {}
+        self._owns_engine = True
+        self._waiting_weights: dict[str, tuple[PackedTensors, int]] = {}
+        self._stepper = Stepper(self.config.step_settings)
         self._sampled = 0
         self._unreported: list[Episode] = []
         self.make_env()
@@ -80,14 +87,16 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """The engine, built and given the last weights at first use."""
         if self._engine is None:
             self._engine = build_engine(self.config)
-            for policy_id, (tensors, version) in self._weights.items():
-                self._engine.load_weights(policy_id, tensors, version)
+            for policy_id, (packed, version) in self._waiting_weights.items():
+                self._engine.load_weights(policy_id, unpack(packed), version)
+            self._waiting_weights.clear()
         return self._engine
 
     def share_engine(self, other: LLMEnvRunner) -> None:
         """Serve requests from another runner's engine (evaluation beside local training)."""
         self._engine = other.engine
         self._loop = other._loop
+        self._owns_engine = False
 
     @override(EnvRunner)
     def make_env(self) -> None:
@@ -109,6 +118,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Play groups to the end; errors come back in the result."""
         groups = tuple(task.group for task in tasks)
         start = time.perf_counter()
+        before = Counter(self._stepper.counts)
         try:
             encoder = self._get_encoder()
             # Ray runs every method of an actor class with a coroutine method inside an event loop,
@@ -120,12 +130,20 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 encoder=encoder,
                 acquire=lambda: self._idle.pop() if self._idle else self._new_game(),
                 release=self._idle.append,
+                stepper=self._stepper,
                 settings=self._settings(),
             )
-            episodes = self._loop.run_until_complete(playing)
+            rollout = self._loop.run_until_complete(playing)
         except Exception as error:
             return Played(groups, error=f"{type(error).__name__}: {error}")
-        return Played(groups, episodes, time.perf_counter() - start)
+        return Played(
+            groups,
+            rollout,
+            new_counts=self._stepper.counts - before,
+            counts=self._stepper.counts,
+            worker_index=self.worker_index or 0,
+            seconds=time.perf_counter() - start,
+        )
 
     def _get_encoder(self) -> PromptEncoder:
         if self._encoder is None:
@@ -154,6 +172,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return RolloutSettings(
             sampling=sampling,
             seed=config.root_seed,
+            lockstep=config.lockstep,
             max_episode_steps=config.max_episode_steps,
             policy_of=config.module_of,
         )
@@ -193,8 +212,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             played = self.play([task])
             if played.error:
                 raise RuntimeError(played.error)
-            episodes += played.episodes
-            steps += sum(episode.env_steps() for episode in played.episodes)
+            episodes += played.rollout.episodes
+            steps += sum(episode.env_steps() for episode in played.rollout.episodes)
             if len(episodes) >= (num_episodes or 1) and steps >= (num_timesteps or 1):
                 self._unreported += episodes
                 return episodes
@@ -207,22 +226,30 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._unreported = []
         return self.metrics.reduce()
 
-    def load_weights(self, state: Mapping[str, Mapping[str, Any]], version: int) -> dict[str, int]:
+    def load_weights(
+        self, weights: Mapping[str, PackedTensors | ray.ObjectRef], version: int
+    ) -> dict[str, int]:
         """Give every policy its new weights.
 
+        Where another runner owns the engine, that runner loads them.
+
         Args:
-            state: Per module id, Hugging Face parameter names to tensors or arrays.
+            weights: Per module id, parameters under their Hugging Face names, or a reference to
+                them in Ray's object store.
             version: Weight version.
 
         Returns:
             The version that now serves each policy.
         """
-        for module_id, parameters in state.items():
-            tensors = {name: _as_tensor(value) for name, value in parameters.items()}
-            self._weights[module_id] = (tensors, version)
-            if self._engine is not None:
-                self._engine.load_weights(module_id, tensors, version)
-        return dict.fromkeys(state, version)
+        for module_id, source in weights.items():
+            packed = ray.get(source) if isinstance(source, ray.ObjectRef) else source
+            if self._engine is None:
+                self._waiting_weights[module_id] = (packed, version)
+            elif self._owns_engine:
+                self._engine.load_weights(module_id, unpack(packed), version)
+        if self._engine is None:
+            return dict.fromkeys(weights, version)
+        return {module_id: self._engine.version(module_id) for module_id in weights}
 
     @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
@@ -242,21 +269,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(Checkpointable)
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over counters, and weights where RLlib pushes them."""
+        """Take over counters. Weights come by `load_weights` alone: what RLlib pushes is empty."""
         self._sampled = state.get("sampled_groups", self._sampled)
-        modules = state.get(COMPONENT_RL_MODULE)
-        if isinstance(modules, ray.ObjectRef):
-            modules = ray.get(modules)
-        if modules:
-            weights = {
-                module_id: {
-                    name.removeprefix("lm."): value
-                    for name, value in parameters.items()
-                    if name.startswith("lm.")
-                }
-                for module_id, parameters in modules.items()
-            }
-            self.load_weights(weights, int(state.get(WEIGHTS_SEQ_NO, 0)))
 
     @override(EnvRunner)
     def assert_healthy(self) -> None:
@@ -269,10 +283,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         for game in self._idle:
             game.close()
         self._idle = []
-        if self._engine is not None:
+        if self._engine is not None and self._owns_engine:
             self._engine.close()
-            self._engine = None
-
-
-def _as_tensor(value: Any) -> torch.Tensor:
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        self._engine = None

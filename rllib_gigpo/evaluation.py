@@ -63,7 +63,7 @@ def evaluate_panel(
     """
     runners = group if group is not None else algorithm.env_runner_group
     config: Any = algorithm.evaluation_config if group is not None else algorithm.config
-    episodes, _ = algorithm.play(runners, panel_tasks(config))
+    episodes = algorithm.play(runners, panel_tasks(config)).episodes
     results = episode_metrics(episodes)
     logger = MetricsLogger(root=False)
     logger.log_dict(results, window=1)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import ALL_MODULES, COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.core import ALL_MODULES
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.policy.sample_batch import MultiAgentBatch
@@ -27,7 +28,9 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
+from rllib_gigpo.collect import Collected, collect
 from rllib_gigpo.config import GiGPOConfig
+from rllib_gigpo.engines.vllm.weights import PackedTensors
 from rllib_gigpo.env_runner import LLMEnvRunner, Played
 from rllib_gigpo.learner import PHASES
 from rllib_gigpo.metrics import episode_metrics, step_group_metrics
@@ -73,27 +76,23 @@ class GiGPO(Algorithm):
         """Run one iteration."""
         tasks = training_tasks(self.config, self.num_updates)
         with self._timed("rollout"):
-            episodes, _ = self.play(self.env_runner_group, tasks)
+            collected = self.play(self.env_runner_group, tasks)
         with self._timed("grouping"):
-            batch = self._to_rows(episodes)
-        self._log_rollout(episodes, batch)
+            batch = self._to_rows(collected.episodes)
+        self._log_rollout(collected, batch)
         self._update(batch)
         with self._timed("sync"):
             self._sync_weights()
 
-    def play(
-        self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]
-    ) -> tuple[list[Episode], list[Played]]:
+    def play(self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]) -> Collected:
         """Play groups on the runners of a group, as evenly as their number allows.
 
         A group whose runner died is played again on another one. Episodes are a function of their
         task and the weights alone, so a retry gives what was lost.
 
-        Returns:
-            The episodes in order of (group, member), and what each runner reported.
-
         Raises:
-            RuntimeError: A rollout failed, or no runner came back.
+            RuntimeError: A rollout failed, no runner came back, or environments failed in more
+                groups than `max_dropped_share` allows.
         """
         waiting = {task.group: task for task in tasks}
         reports: list[Played] = []
@@ -115,9 +114,10 @@ class GiGPO(Algorithm):
             if waiting:
                 time.sleep(self.config.delay_between_env_runner_restarts_s)
                 self.restore_env_runners(runners)
-        episodes = [episode for report in reports for episode in report.episodes]
-        episodes.sort(key=lambda e: (e.custom_data["group"], e.custom_data["member"]))
-        return episodes, reports
+        collected = collect(reports)
+        collected.check(len(tasks), self.config.max_dropped_share)
+        self._replace_worn(runners, reports)
+        return collected
 
     def _play_round(self, runners: EnvRunnerGroup, tasks: list[GroupTask]) -> list[Played]:
         if runners.num_remote_workers() == 0:
@@ -131,6 +131,14 @@ class GiGPO(Algorithm):
             remote_worker_ids=ids[: len(shares)],
             local_env_runner=False,
         )
+
+    def _replace_worn(self, runners: EnvRunnerGroup, reports: Sequence[Played]) -> None:
+        """Replace remote runners in which too many hung environment calls have piled up."""
+        for report in reports:
+            worn = report.counts.get("abandoned_threads", 0) > self.config.max_abandoned_threads
+            if worn and report.worker_index > 0:
+                actors = runners._worker_manager.actors()  # RLlib has no public way to one actor.
+                ray.kill(actors[report.worker_index], no_restart=False)
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
@@ -162,9 +170,10 @@ class GiGPO(Algorithm):
             self.metrics.log_value((TIMERS, phase), float(np.max(seconds)), window=1)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
 
-    def _log_rollout(self, episodes: Sequence[Episode], batch: MultiAgentBatch) -> None:
-        found = episode_metrics(episodes)
+    def _log_rollout(self, collected: Collected, batch: MultiAgentBatch) -> None:
+        found = episode_metrics(collected.episodes)
         self.metrics.log_dict(found, key=ENV_RUNNER_RESULTS, window=1)
+        self.metrics.log_dict(collected.counts(), key=ENV_RUNNER_RESULTS, window=1)
         self.metrics.log_value(
             (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME),
             found["num_env_steps_sampled"],
@@ -177,31 +186,46 @@ class GiGPO(Algorithm):
 
     def _sync_weights(self) -> None:
         """Give every engine the learner's weights, as version `num_updates`."""
-        state = self.learner_group.get_state(
-            components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}", inference_only=True
-        )[COMPONENT_LEARNER][COMPONENT_RL_MODULE]
         version = self.num_updates
-        weights = {
-            module_id: {name.removeprefix("lm."): value for name, value in parameters.items()}
-            for module_id, parameters in state.items()
-        }
-        for runners in (self.env_runner_group, self.eval_env_runner_group):
-            if runners is None:
-                continue
+        groups = [g for g in (self.env_runner_group, self.eval_env_runner_group) if g is not None]
+        crosses = not self.learner_group.is_local or any(g.num_remote_workers() for g in groups)
+        weights = self._first_learner(partial(_weights, by_object_store=crosses))
+        for runners in groups:
             if runners.num_remote_workers() == 0:
                 _local(runners).load_weights(weights, version)
                 continue
-            reference = ray.put(weights)
             loaded = runners.foreach_env_runner(
-                _call("load_weights", reference, version),
-                local_env_runner=False,
+                _call("load_weights", weights, version), local_env_runner=False
             )
             stale = [served for served in loaded if set(served.values()) != {version}]
             if stale:
                 raise RuntimeError(f"an EnvRunner serves weights {stale[0]}, expected {version}")
 
+    def _first_learner(self, call: Callable[[Any], T]) -> T:
+        """Call one learner: all of them hold the same weights."""
+        results: Any = self.learner_group.foreach_learner(call, remote_actor_ids=[0])
+        for answer in results:
+            if not answer.ok:
+                raise answer.get()
+            return answer.get()
+        raise RuntimeError(
+            "the first learner does not answer: it died; restore the run from its last checkpoint"
+        )
+
     def _timed(self, phase: str):
         return self.metrics.log_time((TIMERS, phase), reduce="mean", window=1)
+
+    @override(Algorithm)
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Evaluate the learner's weights, whoever set them."""
+        self._sync_weights()
+        return super().evaluate(*args, **kwargs)
+
+    @override(Algorithm)
+    def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
+        """Take over a checkpoint, or one component of it."""
+        super().restore_from_path(*args, **kwargs)
+        self._sync_weights()
 
     @override(Algorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -224,6 +248,12 @@ def _local(runners: EnvRunnerGroup) -> LLMEnvRunner:
             "create_local_env_runner=True where there are no remote ones"
         )
     return runner
+
+
+def _weights(learner: Any, by_object_store: bool) -> dict[str, PackedTensors | ray.ObjectRef]:
+    """Return a learner's weights per module, or references to them in Ray's object store."""
+    packed = learner.packed_weights()
+    return {m: ray.put(tensors) for m, tensors in packed.items()} if by_object_store else packed
 
 
 def _call(method: str, *args: Any) -> Callable[[Any], Any]:

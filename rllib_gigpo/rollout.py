@@ -15,7 +15,10 @@ there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import math
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -29,8 +32,10 @@ from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import PromptContext
 from rllib_gigpo.encoding import PromptEncoder, PromptTooLongError
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
-from rllib_gigpo.games import Game
+from rllib_gigpo.games import Game, Outcome
+from rllib_gigpo.lockstep import FreeTurns, Lockstep, Turns
 from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.stepping import EnvFailure, Stepper
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
 T = TypeVar("T")
@@ -67,6 +72,7 @@ class RolloutSettings:
     Attributes:
         sampling: How responses are drawn.
         seed: The run's root seed.
+        lockstep: Whether all episodes take their turns together (the reference mode).
         max_episode_steps: Agent steps after which an episode is truncated, or None for the
             environment's own limit alone.
         policy_of: From agent id to policy (RLlib module) id.
@@ -74,6 +80,7 @@ class RolloutSettings:
 
     sampling: Sampling
     seed: int
+    lockstep: bool = False
     max_episode_steps: int | None = None
     policy_of: Callable[[Any], str] = lambda agent_id: "default_policy"
 
@@ -90,6 +97,23 @@ class _Seat:
     steps: int = 0
 
 
+@dataclass(frozen=True)
+class Rollout:
+    """What was played.
+
+    Attributes:
+        episodes: Finished episodes in order of (task, member), whole groups only.
+        dropped: Numbers of the groups of which an episode failed for good.
+        replays: Episodes that were played again.
+        failures: Messages of the failures.
+    """
+
+    episodes: list[Episode]
+    dropped: tuple[int, ...] = ()
+    replays: int = 0
+    failures: tuple[str, ...] = ()
+
+
 async def play_groups(
     tasks: Sequence[GroupTask],
     *,
@@ -98,8 +122,9 @@ async def play_groups(
     encoder: PromptEncoder,
     acquire: Callable[[], Game],
     release: Callable[[Game], None],
+    stepper: Stepper,
     settings: RolloutSettings,
-) -> list[Episode]:
+) -> Rollout:
     """Play all members of all groups at once.
 
     Args:
@@ -108,39 +133,120 @@ async def play_groups(
         profile: The agent.
         encoder: Tokenises the agent's prompts.
         acquire: Lends an idle environment; one per running episode.
-        release: Takes it back.
+        release: Takes it back; one that failed does not come back.
+        stepper: Makes the environment calls.
         settings: Sampling, seed, limits.
-
-    Returns:
-        The finished episodes, in order of (task, member).
 
     Raises:
         ValueError: Members of a group start from different states.
+        EnvFailure: An environment failed and the rule is "raise".
     """
-    games: list[Game] = []
-    plays = []
-    try:
-        for task in tasks:
-            first = None
-            for member in range(task.size):
-                game = acquire()
-                games.append(game)
-                observations, infos = game.reset(task.env_seed, task.options)
-                start = _start(observations, infos)
-                if first is None:
-                    first = start
-                elif start != first:
-                    raise ValueError(
-                        f"members of group {task.group} start from different states although "
-                        f"reset(seed={task.env_seed}) was the same: {first!r} and {start!r}; "
-                        "GiGPO needs an environment whose reset depends on its seed alone"
-                    )
-                play = _Play(task, member, game, engine, profile, encoder, settings)
-                plays.append((play, observations, infos))
-        return await _all(play.run(observations, infos) for play, observations, infos in plays)
-    finally:
-        for game in games:
-            release(game)
+    rounds = _Round(engine, profile, encoder, acquire, release, stepper, settings)
+    members = [(task, member) for task in tasks for member in range(task.size)]
+    if settings.lockstep:
+        rounds.turns = Lockstep(len(members))
+    played = await _all(
+        rounds.member(place, task, member) for place, (task, member) in enumerate(members)
+    )
+    dropped = {
+        task.group
+        for (task, _), outcome in zip(members, played, strict=True)
+        if isinstance(outcome, EnvFailure)
+    }
+    return Rollout(
+        episodes=[
+            outcome
+            for (task, _), outcome in zip(members, played, strict=True)
+            if not isinstance(outcome, EnvFailure) and task.group not in dropped
+        ],
+        dropped=tuple(sorted(dropped)),
+        replays=rounds.replays,
+        failures=tuple(rounds.failures),
+    )
+
+
+class _Round:
+    """What the episodes of one `play_groups` share."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        profile: AgentProfile,
+        encoder: PromptEncoder,
+        acquire: Callable[[], Game],
+        release: Callable[[Game], None],
+        stepper: Stepper,
+        settings: RolloutSettings,
+    ):
+        self.engine = engine
+        self.profile = profile
+        self.encoder = encoder
+        self.acquire = acquire
+        self.release = release
+        self.stepper = stepper
+        self.settings = settings
+        self.turns: Turns = FreeTurns()
+        self.replays = 0
+        self.failures: list[str] = []
+        self._starts: dict[int, Any] = {}
+
+    async def member(self, place: int, task: GroupTask, member: int) -> Episode | EnvFailure:
+        """Play one episode; replay it by rule."""
+        rule = self.stepper.settings
+        tries = 1 + (rule.max_replays if rule.on_failure == "replay" else 0)
+        try:
+            while True:
+                try:
+                    return await self._try(place, task, member)
+                except EnvFailure as failure:
+                    if rule.on_failure == "raise":
+                        raise
+                    self.failures.append(str(failure))
+                    tries -= 1
+                    if tries == 0:
+                        return failure
+                    self.replays += 1
+        finally:
+            self.turns.leave()
+
+    async def _try(self, place: int, task: GroupTask, member: int) -> Episode:
+        limit = self.stepper.settings.episode_timeout_s
+        deadline = math.inf if limit is None else time.monotonic() + limit
+        game = self.acquire()
+        try:
+            observations, infos = await self.stepper.call(
+                game,
+                "reset",
+                lambda: game.reset(task.env_seed, task.options),
+                deadline - time.monotonic(),
+            )
+            self._check_start(task, observations, infos)
+            episode = await _Play(self, place, task, member, game, deadline).run(
+                observations, infos
+            )
+        except EnvFailure as failure:
+            # Its state is unknown, and a hung call may still be inside: never play it again.
+            if failure.kind == "error":
+                with contextlib.suppress(Exception):
+                    game.close()
+            raise
+        except BaseException:
+            self.release(game)
+            raise
+        self.release(game)
+        return episode
+
+    def _check_start(
+        self, task: GroupTask, observations: Mapping[Any, str], infos: Mapping[Any, Mapping]
+    ) -> None:
+        start = _start(observations, infos)
+        first = self._starts.setdefault(task.group, start)
+        if start != first:
+            raise ValueError(
+                f"members of group {task.group} start from different states although "
+                f"reset(seed={task.env_seed}) was the same: {first!r} and {start!r}; "
+                "GiGPO needs an environment whose reset depends on its seed alone"
+            )
 
 
 def _start(observations: Mapping[Any, str], infos: Mapping[Any, Mapping]) -> dict[Any, tuple]:
@@ -168,21 +274,22 @@ class _Play:
 
     def __init__(
         self,
+        round_: _Round,
+        place: int,
         task: GroupTask,
         member: int,
         game: Game,
-        engine: Engine,
-        profile: AgentProfile,
-        encoder: PromptEncoder,
-        settings: RolloutSettings,
+        deadline: float,
     ):
+        self.round = round_
+        self.place = place
         self.task = task
         self.member = member
         self.game = game
-        self.engine = engine
-        self.profile = profile
-        self.encoder = encoder
-        self.settings = settings
+        self.deadline = deadline
+        self.profile = round_.profile
+        self.encoder = round_.encoder
+        self.settings = round_.settings
         self.seats: dict[Any, _Seat] = {}
 
     async def run(self, observations: dict[Any, str], infos: dict[Any, Mapping]) -> Episode:
@@ -202,7 +309,7 @@ class _Play:
                 agent: self.profile.read(self.encoder.decode(completion.token_ids))
                 for agent, completion in completions.items()
             }
-            outcome = self.game.step({agent: action.text for agent, action in actions.items()})
+            outcome = await self._step({agent: action.text for agent, action in actions.items()})
             extras = {}
             for agent, action in actions.items():
                 seat = self.seats[agent]
@@ -246,6 +353,14 @@ class _Play:
             **self.game.verdict(),
         )
         return episode
+
+    async def _step(self, actions: dict[Any, str]) -> Outcome:
+        return await self.round.stepper.call(
+            self.game,
+            "step",
+            lambda: self.game.step(actions),
+            self.deadline - time.monotonic(),
+        )
 
     def _out_of_steps(self) -> bool:
         limit = self.settings.max_episode_steps
@@ -293,11 +408,13 @@ class _Play:
 
     async def _generate(self, prompts: Mapping[Any, np.ndarray]) -> dict[Any, Completion]:
         requests = [self._request(agent, ids) for agent, ids in prompts.items()]
+        engine = self.round.engine
+        await self.round.turns.wait(self.place)
         if len(requests) == 1:
             # No task of its own: the next request is to reach the engine before its next step.
-            completions = [await self.engine.generate(requests[0])]
+            completions = [await engine.generate(requests[0])]
         else:
-            completions = await _all(map(self.engine.generate, requests))
+            completions = await _all(map(engine.generate, requests))
         return dict(zip(prompts, completions, strict=True))
 
     def _request(self, agent: Any, prompt_ids: np.ndarray) -> Request:

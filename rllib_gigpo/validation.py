@@ -18,6 +18,7 @@ _CHOICES = {
     "penalty_scope": ("return", "step"),
     "old_logp": ("recompute", "engine"),
     "dtype": ("float32", "bfloat16"),
+    "on_env_failure": ("raise", "replay", "drop"),
     "on_long_prompt": ("error", "end_episode", "shorten_observation"),
 }
 _WHOLE = {
@@ -30,21 +31,25 @@ _WHOLE = {
     "max_response_tokens": 1,
     "top_k": 0,
     "max_num_seqs": 1,
+    "step_threads": 0,
+    "max_replays": 1,
+    "max_abandoned_threads": 0,
     "evaluation_samples_per_task": 1,
 }
 _WHOLE_OR_NONE = {"minibatch_size": 1, "num_minibatches": 1, "max_episode_steps": 1}
 _RANGES = {
     "gamma": (0.0, 1.0),
     "omega": (0.0, math.inf),
+    "similarity_threshold": (1e-6, 1.0),
     "kl_coeff": (0.0, math.inf),
     "entropy_coeff": (0.0, math.inf),
     "lr": (0.0, math.inf),
     "weight_decay": (0.0, math.inf),
-    "similarity_threshold": (1e-6, 1.0),
     "invalid_action_penalty": (0.0, math.inf),
     "eval_temperature": (0.0, math.inf),
     "temperature": (1e-3, math.inf),
     "top_p": (1e-6, 1.0),
+    "max_dropped_share": (0.0, 1.0),
 }
 
 
@@ -65,6 +70,9 @@ def check_settings(config: GiGPOConfig) -> None:
         _check_range(name, getattr(config, name), low, high)
     if config.grad_clip is not None:
         _check_range("grad_clip", config.grad_clip, 0.0, math.inf)
+    for name in ("step_timeout_s", "episode_timeout_s"):
+        if getattr(config, name) is not None:
+            _check_range(name, getattr(config, name), 1e-3, math.inf)
     _check_clip(config.clip_param)
     _check_pairs(config)
     if config.env is not None:
@@ -101,6 +109,11 @@ def _check_pairs(config: GiGPOConfig) -> None:
         raise ValueError(
             "evaluation_parallel_to_training=True: an evaluation pins one weight version, so it "
             "cannot run beside an update; set it to False"
+        )
+    if config.step_timeout_s is not None and config.step_threads == 0:
+        raise ValueError(
+            f"step_timeout_s={config.step_timeout_s} with step_threads=0: a call in the event loop "
+            "cannot be timed out; set step_threads to the number of calls that may run at once"
         )
     if config.group_size == 1:
         raise ValueError(

@@ -13,7 +13,8 @@ from rllib_gigpo.agent import AgentProfile, ChatTemplate, NoMemory
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines.base import Request, Sampling
 from rllib_gigpo.games import Game
-from rllib_gigpo.rollout import GroupTask, RolloutSettings, play_groups
+from rllib_gigpo.rollout import GroupTask, Rollout, RolloutSettings, play_groups
+from rllib_gigpo.stepping import Stepper, StepSettings
 from tests.fakes import Countdown, ScriptedEngine, word_tokenizer
 
 PROFILE = AgentProfile(ChatTemplate("{observation}"), memory=NoMemory())
@@ -45,6 +46,8 @@ class Stage:
         turns: Callable[[Request], int] = lambda request: 1,
         policy_of: Callable[[Any], str] = lambda agent: "default_policy",
         seed: int = 0,
+        lockstep: bool = False,
+        steps: StepSettings | None = None,
     ):
         answer = (lambda request: reply) if isinstance(reply, str) else reply
         self.engine = ScriptedEngine(TOKENIZER, answer, turns=turns, weight_version=7)
@@ -52,8 +55,13 @@ class Stage:
         self.profile = profile
         self.encoder = PromptEncoder(TOKENIZER, profile, max_prompt_tokens, on_long_prompt)
         self.settings = RolloutSettings(
-            Sampling(max_tokens=max_tokens, stop=profile.stop), seed, max_episode_steps, policy_of
+            Sampling(max_tokens=max_tokens, stop=profile.stop),
+            seed,
+            lockstep,
+            max_episode_steps,
+            policy_of,
         )
+        self.stepper = Stepper(steps or StepSettings())
         self.lent: list[Game] = []
         self.returned: list[Game] = []
 
@@ -69,11 +77,15 @@ class Stage:
             encoder=self.encoder,
             acquire=self.acquire,
             release=self.returned.append,
+            stepper=self.stepper,
             settings=self.settings,
         )
 
-    def play(self, *tasks: GroupTask) -> list[Any]:
+    def rollout(self, *tasks: GroupTask) -> Rollout:
         return asyncio.run(self.start(*tasks))
+
+    def play(self, *tasks: GroupTask) -> list[Any]:
+        return self.rollout(*tasks).episodes
 
     def prompts(self) -> list[str]:
         return [words(request.prompt_ids) for request in self.engine.requests]
