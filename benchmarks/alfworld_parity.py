@@ -7,14 +7,14 @@ the end, then a few more. Every text, the admissible commands, `won` and the inv
 """
 
 import argparse
-import os
 import random
 import time
+import tracemalloc
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.report import report, timed
+from envs.alfworld import ALFWorld
 from envs.alfworld.engine import Engine
 from envs.alfworld.fast.engine import FastEngine, compiled
 from envs.alfworld.fast.expert import Expert
@@ -97,58 +97,83 @@ def spread(games: Sequence[Game], count: int) -> list[Game]:
 
 
 class Speed(NamedTuple):
-    """The fast engine alone.
+    """The fast engine alone, in `ALFWorld` environments.
 
     Attributes:
         first_load_ms: Milliseconds of each game's first load.
         reset_ms: Milliseconds of a reset once the game is loaded.
         fresh: Steps per second over games that were loaded just before.
         steps_per_s: Steps per second over the same games later.
-        mb_per_episode: Megabytes per live episode of games that are loaded.
-        episodes: Live episodes in the process.
+        engine_steps_per_s: The same of the engine alone, as the reference is measured.
+        mb_per_episode: Megabytes per live environment of games that are loaded.
+        episodes: Live environments in the process.
     """
 
     first_load_ms: list[float]
     reset_ms: float
     fresh: float
     steps_per_s: float
+    engine_steps_per_s: float
     mb_per_episode: float
     episodes: int
 
 
-def measure_speed(games: Sequence[Game]) -> Speed:
-    """Play 8 random episodes of 50 steps in each game, again and again."""
+def measure_speed(chosen: Sequence[tuple[dict[str, Any], Game]]) -> Speed:
+    """Play 8 random episodes of 50 steps in each game, again and again.
+
+    Args:
+        chosen: Games, each with the `ALFWorld` arguments that list it.
+    """
     compiled.cache_clear()
-    first_load_ms = [timed(lambda game=game: compiled(game))[1] * 1e3 for game in games]
+    first_load_ms = [timed(lambda game=game: compiled(game))[1] * 1e3 for _, game in chosen]
     rng = random.Random(0)
-    episodes = [(FastEngine(), game) for game in games for _ in range(EPISODES_PER_GAME)]
-    rates = [steps_per_second(episodes, rng) for _ in range(5)]
-    before = _resident_mb()
-    more = [(FastEngine(), game) for game in games for _ in range(100 * EPISODES_PER_GAME)]
-    _, reset_s = timed(lambda: [engine.reset(game) for engine, game in more])
+    envs = [(ALFWorld(**kwargs), game) for kwargs, game in chosen for _ in range(EPISODES_PER_GAME)]
+    rates = [steps_per_second(envs, rng) for _ in range(5)]
+    engines = [(FastEngine(), game) for _, game in envs]
+    engine_rate = max(engine_steps_per_second(engines, rng) for _ in range(3))
+    tracemalloc.start()
+    more = [(ALFWorld(**kwargs), game) for kwargs, game in [*chosen] * 4 * EPISODES_PER_GAME]
+    for env, game in more:
+        env.reset(seed=0, options={"task_id": game.task_id})
+    megabytes = tracemalloc.get_traced_memory()[0] / 1e6
+    tracemalloc.stop()
+    options = [(env, {"task_id": game.task_id}) for env, game in more]
+    _, reset_s = timed(lambda: [env.reset(options=choice) for env, choice in options])
     return Speed(
         first_load_ms,
         reset_s / len(more) * 1e3,
         rates[0],
         max(rates),
-        max(0.0, _resident_mb() - before) / len(more),
-        len(episodes) + len(more),
+        engine_rate,
+        megabytes / len(more),
+        len(envs) + len(more),
     )
 
 
-def steps_per_second(episodes: Sequence[tuple[FastEngine, Game]], rng: random.Random) -> float:
-    """Play all episodes in lockstep with random admissible commands."""
-    turns = [engine.reset(game) for engine, game in episodes]
+def steps_per_second(envs: Sequence[tuple[ALFWorld, Game]], rng: random.Random) -> float:
+    """Play all episodes in lockstep with random admissible commands until each has ended."""
+    running = [(env, env.reset(options={"task_id": game.task_id})[1]) for env, game in envs]
+    steps, start = 0, time.process_time()
+    while running:
+        after = []
+        for env, info in running:
+            command = rng.choice(info["admissible_actions"])
+            _, _, terminated, truncated, following = env.step(command)
+            if not (terminated or truncated):
+                after.append((env, following))
+        steps += len(running)
+        running = after
+    return steps / (time.process_time() - start)
+
+
+def engine_steps_per_second(engines: Sequence[tuple[Engine, Game]], rng: random.Random) -> float:
+    """Play 50 random admissible commands on each engine in lockstep."""
+    turns = [engine.reset(game) for engine, game in engines]
     start = time.process_time()
     for _ in range(STEPS):
-        for number, (engine, _) in enumerate(episodes):
+        for number, (engine, _) in enumerate(engines):
             turns[number] = engine.step(rng.choice(turns[number].admissible))
-    return STEPS * len(episodes) / (time.process_time() - start)
-
-
-def _resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return STEPS * len(engines) / (time.process_time() - start)
 
 
 def arguments() -> argparse.Namespace:
@@ -166,24 +191,28 @@ def main() -> None:
     options = arguments()
     if options.data:
         split = options.split or "valid_train"
-        sets = [list_games("real", split, None, folder) for folder in options.data]
+        sets = [{"games": "real", "split": split, "data_dir": folder} for folder in options.data]
     else:
         splits = [options.split] if options.split else ["train", "train_put"]
-        sets = [list_games("shipped", split, None, None) for split in splits]
-    games = [game for found in sets for game in spread(found, options.games)]
+        sets = [{"games": "shipped", "split": split, "data_dir": None} for split in splits]
+    chosen = [
+        (kwargs, game)
+        for kwargs in sets
+        for game in spread(list_games(**kwargs, task_types=None), options.games)
+    ]
     reference, fast = TextWorldEngine(), FastEngine()
     results: list[Comparison] = []
-    for seed, game in enumerate(games):
+    for seed, (_, game) in enumerate(chosen):
         results.append(compare(reference, fast, game, options.random_steps, seed))
-        print(f"{seed + 1}/{len(games)} {results[-1].difference or 'equal'}", flush=True)
+        print(f"{seed + 1}/{len(chosen)} {results[-1].difference or 'equal'}", flush=True)
     reference.close()
     steps = sum(result.steps for result in results)
     reference_rate = steps / sum(result.step_s for result in results)
-    speed = measure_speed(games[:: -(-len(games) // 16)])
+    speed = measure_speed(chosen[:: -(-len(chosen) // 16)])
     differences = sum(bool(result.difference) for result in results)
     first_load = sum(speed.first_load_ms) / len(speed.first_load_ms)
     figures = {
-        "games": len(games),
+        "games": len(chosen),
         "steps_compared": steps,
         "differences": differences,
         "expert_success": sum(result.won for result in results) / len(results),
@@ -191,18 +220,20 @@ def main() -> None:
         "reference_reset_ms": round(sum(r.reset_s for r in results) / len(results) * 1e3, 1),
         "steps_per_s": round(speed.steps_per_s),
         "fresh_steps_per_s": round(speed.fresh),
-        "over_reference": round(speed.steps_per_s / reference_rate),
+        "engine_steps_per_s": round(speed.engine_steps_per_s),
+        "over_reference": round(speed.engine_steps_per_s / reference_rate),
         "first_load_ms": round(first_load, 2),
         "first_load_max_ms": round(max(speed.first_load_ms), 2),
         "reset_ms": round(speed.reset_ms, 5),
         "mb_per_episode": round(speed.mb_per_episode, 6),
     }
     report(
-        f"{len(games)} games on both engines, {steps} steps, {differences} games differ;"
-        f" {speed.episodes} live episodes on the fast engine",
+        f"{len(chosen)} games on both engines, {steps} steps, {differences} games differ;"
+        f" {speed.episodes} live environments on the fast engine",
         ("", "reference", "fast"),
         [
-            ("steps per CPU second", reference_rate, speed.steps_per_s),
+            ("steps per CPU second, engine", reference_rate, speed.engine_steps_per_s),
+            ("the same, whole environment", "", speed.steps_per_s),
             ("the same, games just loaded", "", speed.fresh),
             ("reset, ms", figures["reference_reset_ms"], figures["reset_ms"]),
             ("first load, ms (mean)", "", first_load),

@@ -352,8 +352,8 @@ def test_query_matches_come_in_the_order_of_the_first_atom():
 
 def test_texts_remember_what_they_depend_on():
     grammar = parse_grammar(
-        'grammar :: """{"list_separator": [{"rhs": ", "}], "list_last_separator": [{"rhs": ", and "}],'
-        ' "list_empty": [{"rhs": "none"}]}""";'
+        'grammar :: """{"list_separator": [{"rhs": ", "}], "list_empty": [{"rhs": "none"}],'
+        ' "list_last_separator": [{"rhs": ", and "}]}""";'
     )
     known = Facts([("p", ("a",)), ("p", ("b",)), ("p", ("c",))])
     names, bits = {"a": "A", "b": "B", "c": "C"}, {"p": {("a",): 0, ("b",): 1, ("c",): 2}}
