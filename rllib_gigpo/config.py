@@ -15,7 +15,9 @@ from ray.util.debug import log_once
 
 from rllib_gigpo.advantages import FNorm, GroupMeanOver, PenaltyScope
 from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.grouping import AnchorKind, AnchorRule, Measure
+from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.losses import KlEstimator
 from rllib_gigpo.models import ModelSpec
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
@@ -84,11 +86,14 @@ class GiGPOConfig(AlgorithmConfig):
         self.invalid_action_penalty = 0.1
         self.penalty_scope: PenaltyScope = "return"
         self.old_logp = "recompute"
+        self.rollout_correction: RolloutCorrection | str | None = "auto"
 
         # Set by llm(...).
         self.llm_model = "Qwen/Qwen2.5-1.5B-Instruct"
         self.llm_options: dict[str, Any] = {}
         self.dtype = "float32"
+        self.lora: LoRASettings | None = None
+        self.base_dtype = "float32"
         self.max_prompt_tokens = 2048
         self.max_response_tokens = 512
         self.temperature = 1.0
@@ -158,6 +163,7 @@ class GiGPOConfig(AlgorithmConfig):
         invalid_action_penalty: float = _UNSET,
         penalty_scope: Literal["return", "step"] = _UNSET,
         old_logp: Literal["recompute", "engine"] = _UNSET,
+        rollout_correction: RolloutCorrection | Literal["auto"] | None = _UNSET,
         **kwargs: Any,
     ) -> Self:
         """Set how groups are drawn and how the policy learns from them.
@@ -193,6 +199,9 @@ class GiGPOConfig(AlgorithmConfig):
                 scores alone, undiscounted (as verl-agent does).
             old_logp: Old log-probabilities of the ratio: "recompute" by the learner before the
                 first optimizer step, or the "engine"'s own.
+            rollout_correction: Importance weights for engines that differ from the learner's
+                policy. "auto": the default `RolloutCorrection()` where the engine computes in bf16,
+                none in fp32.
             **kwargs: RLlib's `lr`, `gamma`, `num_epochs`, `minibatch_size` (rows per optimizer
                 step over all learners), `grad_clip`, ...
         """
@@ -210,6 +219,8 @@ class GiGPOConfig(AlgorithmConfig):
         model: str = _UNSET,
         options: Mapping[str, Any] = _UNSET,
         dtype: Literal["float32", "bfloat16"] = _UNSET,
+        lora: LoRASettings | None = _UNSET,
+        base_dtype: Literal["float32", "bfloat16"] = _UNSET,
         max_prompt_tokens: int = _UNSET,
         max_response_tokens: int = _UNSET,
         temperature: float = _UNSET,
@@ -224,7 +235,11 @@ class GiGPOConfig(AlgorithmConfig):
             model: "tiny" (from scratch, words of the environment), "smollm2-135m" (packaged
                 weights), a Hugging Face id, or a local folder with safetensors.
             options: Shape of the tiny model, such as `{"hidden_size": 64}`.
-            dtype: What matrix products run in; parameters and optimizer state stay fp32.
+            dtype: What matrix products run in; trained parameters and optimizer state stay fp32.
+            lora: Train low-rank matrices beside frozen weights, which are then also the KL's
+                reference; None trains all weights. LoRA wants a learning rate about ten times
+                that of a full fine-tune.
+            base_dtype: Type of the frozen weights, with LoRA; "bfloat16" halves their memory.
             max_prompt_tokens: Limit of a prompt.
             max_response_tokens: Limit of a response.
             temperature: Of the training rollouts.
@@ -387,6 +402,14 @@ class GiGPOConfig(AlgorithmConfig):
         )
 
     @property
+    def correction(self) -> RolloutCorrection | None:
+        """The rollout correction that is in force."""
+        if isinstance(self.rollout_correction, RolloutCorrection):
+            return self.rollout_correction
+        is_needed = self.rollout_correction == "auto" and self.dtype == "bfloat16"
+        return RolloutCorrection() if is_needed else None
+
+    @property
     def minibatch_plan(self) -> MinibatchPlan:
         """How rows are drawn into optimizer steps."""
         return MinibatchPlan(self.minibatch_size, self.num_minibatches, self.root_seed)
@@ -416,6 +439,9 @@ class GiGPOConfig(AlgorithmConfig):
                 "autocast_dtype": self.dtype,
                 "with_reference": self.kl_coeff > 0,
                 "temperature": self.temperature,
+                "lora": self.lora,
+                "base_dtype": self.base_dtype,
+                "seed": self.root_seed,
             },
         )
 

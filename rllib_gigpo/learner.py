@@ -24,8 +24,11 @@ from ray.rllib.utils.annotations import override
 
 from rllib_gigpo.advantages import Advantages, gigpo
 from rllib_gigpo.distributed import sum_gradients, sum_over_learners
+from rllib_gigpo.engines.vllm.weights import PackedTensors
+from rllib_gigpo.engines.vllm.weights import pack as pack_tensors
 from rllib_gigpo.losses import (
     clipped_surrogate,
+    correction_weights,
     kl_estimate,
     token_log_ratio,
     token_weights,
@@ -53,6 +56,8 @@ class Totals(NamedTuple):
     kl: float = 0.0
     entropy: float = 0.0
     engine_gap: float = 0.0
+    correction: float = 0.0
+    corrected: float = 0.0
 
     def __add__(self, other: Totals) -> Totals:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Add field by field."""
@@ -75,7 +80,7 @@ class GiGPOTorchLearner(TorchLearner):
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._sums = Totals()
         self._totals: dict[str, Totals] = {}
-        self._ratio_max: dict[str, float] = {}
+        self._largest: dict[tuple[str, str], float] = {}
         self._gradient_norms: dict[str, list[float]] = {}
         self._skipped: dict[str, int] = {}
 
@@ -123,7 +128,7 @@ class GiGPOTorchLearner(TorchLearner):
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Start the sums of this update."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._totals, self._ratio_max, self._gradient_norms = {}, {}, {}
+        self._totals, self._largest, self._gradient_norms = {}, {}, {}
         self._skipped = {}
 
     @override(Learner)
@@ -276,6 +281,20 @@ class GiGPOTorchLearner(TorchLearner):
             log_ratio, batch["advantage"], mask, clip_low=low, clip_high=high
         )
         term, kl = surrogate.loss, torch.zeros_like(surrogate.loss)
+        old, engine = batch["old_logps"], batch.get("response_logps", batch["old_logps"])
+        weight = mask.float()
+        if config.correction is not None:
+            correction = config.correction
+            weight = correction_weights(
+                old,
+                engine,
+                mask,
+                level=correction.level,
+                mode=correction.mode,
+                upper=correction.upper,
+                lower=correction.lower,
+            )
+            term = term * weight
         if config.kl_coeff > 0:
             kl = kl_estimate(logps, batch["ref_logps"], mask, config.kl_estimator)
             term = term + config.kl_coeff * kl
@@ -283,8 +302,9 @@ class GiGPOTorchLearner(TorchLearner):
             term = term - config.entropy_coeff * fwd_out.entropy
         loss = (batch["weight"] * term).sum()
         with torch.no_grad():
-            gap = (batch["old_logps"] - batch.get("response_logps", batch["old_logps"])).abs()
+            gap = (old - engine).abs() * mask
             ratio = log_ratio.exp() * mask
+            cut = mask & ((weight == 0) | (weight == getattr(config.correction, "upper", None)))
             parts = (
                 mask,
                 loss,
@@ -294,12 +314,18 @@ class GiGPOTorchLearner(TorchLearner):
                 kl,
                 fwd_out.entropy,
                 gap,
+                weight,
+                cut,
             )
             self._sums += Totals(*torch.stack([part.double().sum() for part in parts]).tolist())
-            self._ratio_max[module_id] = max(
-                self._ratio_max.get(module_id, 0.0), float(ratio.max())
-            )
+            self._keep_largest(module_id, "ratio", ratio)
+            self._keep_largest(module_id, "correction", weight)
+            self._keep_largest(module_id, "engine_gap", gap)
         return loss
+
+    def _keep_largest(self, module_id: str, name: str, values: torch.Tensor) -> None:
+        key = (module_id, name)
+        self._largest[key] = max(self._largest.get(key, 0.0), float(values.max()))
 
     def _step(self, module_id: str, optimizer: torch.optim.Optimizer) -> None:
         """Sum the gradients over learners, clip them, and step.
@@ -334,7 +360,11 @@ class GiGPOTorchLearner(TorchLearner):
             tokens = max(sums.tokens, 1.0)
             values = {
                 "ratio_mean": sums.ratio / tokens,
-                "ratio_max": self._ratio_max.get(module_id, 0.0),
+                "ratio_max": self._largest.get((module_id, "ratio"), 0.0),
+                "engine_logp_gap_max": self._largest.get((module_id, "engine_gap"), 0.0),
+                "correction_mean": sums.correction / tokens,
+                "correction_max": self._largest.get((module_id, "correction"), 0.0),
+                "correction_cut_fraction": sums.corrected / tokens,
                 "clip_low_fraction": sums.clipped_low / tokens,
                 "clip_high_fraction": sums.clipped_high / tokens,
                 "kl": sums.kl / tokens,
@@ -365,6 +395,14 @@ class GiGPOTorchLearner(TorchLearner):
         self._seconds[phase] += time.perf_counter() - start
 
     # State -----------------------------------------------------------------------------------
+
+    def packed_weights(self) -> dict[str, PackedTensors]:
+        """Per module, the policy's weights in the engines' dtype."""
+        dtype = getattr(torch, self.config.dtype)
+        return {
+            module_id: pack_tensors(self._language_model(module_id).policy_weights("cpu"), dtype)
+            for module_id in self.config.module_ids
+        }
 
     @override(Learner)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

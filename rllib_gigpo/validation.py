@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from rllib_gigpo.correction import RolloutCorrection
+
+from rllib_gigpo.lora import LoRASettings
+
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
 
@@ -18,6 +22,7 @@ _CHOICES = {
     "penalty_scope": ("return", "step"),
     "old_logp": ("recompute", "engine"),
     "dtype": ("float32", "bfloat16"),
+    "base_dtype": ("float32", "bfloat16"),
     "on_env_failure": ("raise", "replay", "drop"),
     "on_long_prompt": ("error", "end_episode", "shorten_observation"),
 }
@@ -74,6 +79,7 @@ def check_settings(config: GiGPOConfig) -> None:
         if getattr(config, name) is not None:
             _check_range(name, getattr(config, name), 1e-3, math.inf)
     _check_clip(config.clip_param)
+    _check_lora(config)
     _check_pairs(config)
     if config.env is not None:
         if not isinstance(config.env, str):
@@ -84,17 +90,44 @@ def check_settings(config: GiGPOConfig) -> None:
         _ = config.env_spec
 
 
+def _check_lora(config: GiGPOConfig) -> None:
+    if config.lora is not None and not isinstance(config.lora, LoRASettings):
+        raise ValueError(f"lora={config.lora!r}: expected LoRASettings(rank=..., alpha=...) or None")
+    if config.base_dtype == "bfloat16" and config.lora is None:
+        raise ValueError(
+            "base_dtype='bfloat16' without lora: all weights are trained, and small updates vanish "
+            "in bfloat16; set lora=LoRASettings(...), or leave base_dtype='float32' and set "
+            "dtype='bfloat16' for faster matrix products"
+        )
+    if config.base_dtype == "bfloat16" and config.dtype == "float32":
+        raise ValueError(
+            "base_dtype='bfloat16' with dtype='float32': matrix products take the type of the "
+            "weights, so they would run in bfloat16; set dtype='bfloat16' too"
+        )
+
+
 def _check_pairs(config: GiGPOConfig) -> None:
     if config.minibatch_size is not None and config.num_minibatches is not None:
         raise ValueError(
             f"minibatch_size={config.minibatch_size} and num_minibatches={config.num_minibatches} "
             "are both set: set one of them and the other to None"
         )
-    if config.top_p < 1.0 or config.top_k > 0:
+    correction = config.rollout_correction
+    if not (correction in ("auto", None) or isinstance(correction, RolloutCorrection)):
+        raise ValueError(
+            f"rollout_correction={correction!r}: expected RolloutCorrection(...), 'auto' or None"
+        )
+    if isinstance(correction, RolloutCorrection) and config.old_logp == "engine":
+        raise ValueError(
+            "rollout_correction with old_logp='engine': the correction is old over engine "
+            "log-probabilities, which would then be 1; use old_logp='recompute' or "
+            "rollout_correction=None"
+        )
+    if (config.top_p < 1.0 or config.top_k > 0) and config.correction is None:
         raise ValueError(
             f"top_p={config.top_p}, top_k={config.top_k} in training: the learner's "
             "log-probabilities are over the whole vocabulary, so the ratio would be biased; use "
-            "top_p=1 and top_k=0"
+            "top_p=1 and top_k=0, or set rollout_correction=RolloutCorrection()"
         )
     if config.old_logp == "engine" and config.dtype == "bfloat16":
         raise ValueError(
