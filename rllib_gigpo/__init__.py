@@ -13,6 +13,7 @@ from rllib_gigpo.agent import (
 )
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.gigpo import GiGPO
+from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.registry import register_llm_env
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "GiGPO",
     "GiGPOConfig",
     "LastSteps",
+    "LoRASettings",
     "NoMemory",
     "PromptContext",
     "TagParser",

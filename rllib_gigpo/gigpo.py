@@ -203,8 +203,8 @@ class GiGPO(Algorithm):
 
     def _first_learner(self, call: Callable[[Any], T]) -> T:
         """Call one learner: all of them hold the same weights."""
-        results: Any = self.learner_group.foreach_learner(call, remote_actor_ids=[0])
-        for answer in results:
+        group: Any = self.learner_group
+        for answer in group.foreach_learner(call, remote_actor_ids=[0]):
             if not answer.ok:
                 raise answer.get()
             return answer.get()

@@ -6,23 +6,30 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.numpy import convert_to_numpy
 
+from rllib_gigpo import lora
 from rllib_gigpo.models import ModelSpec, load_causal_lm, materialize
 from rllib_gigpo.sequences import MicroBatch, ResponseLogps, check_output_layer, response_logps
 
 
-class CausalLMModule(TorchRLModule, InferenceOnlyAPI):
+class CausalLMModule(TorchRLModule):
     """A Hugging Face causal LM that scores responses.
 
-    Parameters are kept in fp32 (master weights); `autocast_dtype` is what the matrix products run
-    in. `model_config` keys: `spec` (ModelSpec), `autocast_dtype` ("float32" or "bfloat16"),
-    `with_reference` (keep a frozen copy of the initial weights), `temperature` (of the training
-    rollouts).
+    Trained parameters are fp32 (master weights); `autocast_dtype` is what the matrix products run
+    in. With LoRA they are the adapter's, and the frozen base is its own reference: the model with
+    the adapter off.
+
+    `model_config` keys: `spec` (ModelSpec), `autocast_dtype` ("float32" or "bfloat16"),
+    `with_reference` (keep the initial policy to compare with), `temperature` (of the training
+    rollouts), and where LoRA trains `lora` (LoRASettings), `base_dtype` (of the frozen weights)
+    and `seed` (of the adapter's first weights).
     """
+
+    lm: Any  # a transformers.PreTrainedModel
 
     @override(RLModule)
     def setup(self) -> None:
@@ -36,32 +43,44 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI):
     def _load(self) -> None:
         spec: ModelSpec = self.model_config["spec"]
         path = materialize(spec)
-        self.lm = load_causal_lm(path, dtype=torch.float32)
-        check_output_layer(self.lm)
+        self.lora: lora.LoRASettings | None = self.model_config.get("lora")
         self.reference = None
-        if self.model_config["with_reference"]:
-            self.reference = load_causal_lm(path, dtype=torch.float32).requires_grad_(False)
+        if self.lora is not None:
+            self.lm = load_causal_lm(path, dtype=getattr(torch, self.model_config["base_dtype"]))
+            lora.add_adapter(self.lm, self.lora, self.model_config["seed"])
+        else:
+            self.lm = load_causal_lm(path, dtype=torch.float32)
+            if self.model_config["with_reference"]:
+                self.reference = load_causal_lm(path, dtype=torch.float32).requires_grad_(False)
+        check_output_layer(self.lm)
         self._autocast = self.model_config["autocast_dtype"] == "bfloat16"
-
-    @override(InferenceOnlyAPI)
-    def get_non_inference_attributes(self) -> list[str]:
-        """Name what the engines do not need."""
-        return ["reference"]
 
     def score(
         self, batch: MicroBatch, *, reference: bool = False, entropy_grad: bool = False
     ) -> ResponseLogps:
-        """Log-probabilities of a micro-batch's responses under the policy or its reference."""
-        model = self.reference if reference else self.lm
-        if model is None:
+        """Log-probabilities of a micro-batch's responses under the policy or its reference.
+
+        Raises:
+            ValueError: The module was built without a reference.
+        """
+        if not reference:
+            return self._run(self.lm, batch, entropy_grad)
+        if not self.model_config["with_reference"]:
             raise ValueError(
                 "this module keeps no reference model: build it with with_reference=True "
                 "(a kl_coeff above 0 does)"
             )
+        if self.reference is not None:
+            return self._run(self.reference, batch, entropy_grad)
+        with torch.no_grad(), lora.adapter_off(self.lm):
+            return self._run(self.lm, batch, entropy_grad)
+
+    def _run(self, model: Any, batch: MicroBatch, entropy_grad: bool) -> ResponseLogps:
         # Dropout would make the ratio differ from 1 on the very weights that sampled the tokens.
         model.eval()
-        device = self.lm.device.type
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=self._autocast):
+        if self.lora is not None and self.lora.dropout > 0 and torch.is_grad_enabled():
+            lora.drop_inputs(model)
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=self._autocast):
             return response_logps(
                 model,
                 batch,
@@ -69,16 +88,30 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI):
                 entropy_grad=entropy_grad,
             )
 
-    def policy_weights(self) -> dict[str, torch.Tensor]:
-        """Hugging Face parameter names and tensors of the policy, tied ones once."""
-        tied = set(getattr(self.lm, "_tied_weights_keys", None) or ())
-        if not self.lm.config.tie_word_embeddings:
-            tied = set()
-        return {
-            name: tensor.detach()
-            for name, tensor in self.lm.state_dict().items()
-            if name not in tied
-        }
+    def policy_weights(self, device: torch.device | str | None = None) -> dict[str, torch.Tensor]:
+        """Weights of the policy as one plain model, an adapter merged into its base.
+
+        Args:
+            device: Where each tensor goes as soon as it is computed; None leaves it.
+
+        Returns:
+            Hugging Face parameter name to tensor, tied ones once. Tensors that nothing had to be
+            computed for are the module's own, not copies.
+        """
+        return lora.merged_weights(self.lm, device)
+
+    def adapter_weights(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the adapter as peft's files hold it: tensors by name, and adapter_config.json.
+
+        Raises:
+            ValueError: All weights are trained; there is no adapter.
+        """
+        if self.lora is None:
+            raise ValueError(
+                "this module trains all weights and has no adapter: build it with "
+                "llm(lora=LoRASettings(...))"
+            )
+        return lora.adapter_weights(self.lm)
 
     @override(RLModule)
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -94,7 +127,43 @@ class CausalLMModule(TorchRLModule, InferenceOnlyAPI):
         inference_only: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the parameters as NumPy arrays; `inference_only` leaves the reference out."""
-        return super().get_state(
-            components, not_components=not_components, inference_only=inference_only, **kwargs
-        )
+        """Return what a checkpoint holds, as NumPy arrays.
+
+        With LoRA that is the adapter; the frozen weights are those of the model's folder or id.
+        `inference_only`, which is what RLlib sends to EnvRunners, is empty: they build no module,
+        and their engines get `policy_weights`.
+        """
+        state: Any = {} if inference_only else convert_to_numpy(self._kept())
+        return state
+
+    @override(RLModule)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take over what `get_state` returned.
+
+        Raises:
+            ValueError: Parameters are missing or unknown, as in the state of another kind of run.
+        """
+        kept = self._kept()
+        # A state need not hold the reference, which comes from the model's folder anyway.
+        missing = [n for n in kept if n not in state and not _is_reference(n)]
+        unknown = [n for n in state if n not in kept and not _is_reference(n)]
+        if missing or unknown:
+            trains = "all weights" if self.lora is None else "a LoRA adapter"
+            raise ValueError(
+                f"the state does not fit this module, which trains {trains}: {len(missing)} "
+                f"parameters are missing and {len(unknown)} unknown (such as "
+                f"{(missing + unknown)[0]!r}); restore it with the llm(model=..., lora=...) "
+                "settings that it was saved with"
+            )
+        super().set_state(state)
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        state = self.state_dict()
+        if self.lora is None:
+            return state
+        trained = {name for name, value in self.named_parameters() if value.requires_grad}
+        return {name: tensor for name, tensor in state.items() if name in trained}
+
+
+def _is_reference(name: str) -> bool:
+    return name.startswith("reference.")

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rllib_gigpo.correction import RolloutCorrection
-
 from rllib_gigpo.lora import LoRASettings
 
 if TYPE_CHECKING:
@@ -92,7 +91,9 @@ def check_settings(config: GiGPOConfig) -> None:
 
 def _check_lora(config: GiGPOConfig) -> None:
     if config.lora is not None and not isinstance(config.lora, LoRASettings):
-        raise ValueError(f"lora={config.lora!r}: expected LoRASettings(rank=..., alpha=...) or None")
+        raise ValueError(
+            f"lora={config.lora!r}: expected LoRASettings(rank=..., alpha=...) or None"
+        )
     if config.base_dtype == "bfloat16" and config.lora is None:
         raise ValueError(
             "base_dtype='bfloat16' without lora: all weights are trained, and small updates vanish "
