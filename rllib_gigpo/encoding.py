@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 _CACHE_SIZE = 8192
 
 
+def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> np.ndarray:
+    """Return the token ids of chat messages with the generation prompt, int32 [P]."""
+    encoded = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    return np.array(encoded, dtype=np.int32)
+
+
 class PromptTooLongError(ValueError):
     """A prompt is over its limit although no history is left to drop."""
 
@@ -99,10 +107,7 @@ class PromptEncoder:
         key = tuple((message["role"], message["content"]) for message in messages)
         ids = self._cache.get(key)
         if ids is None:
-            encoded = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-            ids = np.array(encoded, dtype=np.int32)
+            ids = chat_ids(self.tokenizer, messages)
             ids.setflags(write=False)
             self._cache[key] = ids
             if len(self._cache) > _CACHE_SIZE:

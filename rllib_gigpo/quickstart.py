@@ -114,18 +114,20 @@ def _config(args: argparse.Namespace) -> Any:
 
 def _warm_start(config: Any, output: Path, seed: int) -> Path:
     from rllib_gigpo.models import materialize
-    from rllib_gigpo.sft import WarmStart, record, warm_start
+    from rllib_gigpo.record import record
+    from rllib_gigpo.sft import WarmStart, warm_start
 
     start = time.perf_counter()
-    profile = config.agent_profile
     examples = record(
-        config.env_spec.make, profile, episodes=_WARM_START_EPISODES, seed=2 * seed * 10_000
+        config.env_spec.make,
+        config.agent_profile,
+        episodes=_WARM_START_EPISODES,
+        seed=2 * seed * 10_000,
     )
     folder = warm_start(
         materialize(config.model_spec),
         examples,
         output / "warm_start",
-        profile=profile,
         settings=WarmStart(seed=seed),
     )
     print(

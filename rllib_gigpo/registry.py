@@ -3,7 +3,7 @@
 A name is looked up in this order: names registered in this process, names registered anywhere in
 this Ray job (on a worker those of the driver), entry points of the group `rllib_gigpo.envs` (a
 dict of catalogue entries, or one environment class), the bundled `envs` package of a source
-checkout, gymnasium's own registry.
+checkout, gymnasium's own registry, and `module:Class`.
 """
 
 from __future__ import annotations
@@ -95,17 +95,41 @@ def get_env_spec(name: str) -> LLMEnvSpec:
         or _announced_spec(name)
         or _plugins().get(name)
         or _gymnasium_spec(name)
+        or _imported_spec(name)
     )
     if spec is None:
         known = sorted({*_registered, *_plugins()})
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(
-            f"no environment is called {name!r}: {hint}known are {known}, any gymnasium id, and "
-            "what register_llm_env(name, creator) has added in this process"
+            f"no environment is called {name!r}: {hint}known are {known}, any gymnasium id, "
+            "module:Class, and what register_llm_env(name, creator) has added in this process"
         )
     _announce(spec)
     return spec
+
+
+def load_object(path: str) -> Any:
+    """Import what `module:attribute` names.
+
+    Raises:
+        ValueError: The text has another form, or there is no such module or attribute.
+    """
+    module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"{path!r} names no object: expected module:attribute")
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"{path!r}: there is no module {error.name!r}; run from the folder that holds it, or "
+            "put that folder on PYTHONPATH"
+        ) from error
+    if not hasattr(loaded, attribute):
+        raise ValueError(f"{path!r}: module {module!r} has no {attribute!r}")
+    return getattr(loaded, attribute)
 
 
 def _announce(spec: LLMEnvSpec) -> None:
@@ -168,10 +192,10 @@ def _shadow_explained() -> Iterator[None]:
 
 def _from_catalog(name: str, entry: Any) -> LLMEnvSpec:
     def create(env_config: Mapping[str, Any]) -> Any:
-        return _load(entry.env)(**env_config)
+        return load_object(entry.env)(**env_config)
 
     def profile() -> AgentProfile:
-        return _load(entry.profile)()
+        return load_object(entry.profile)()
 
     return LLMEnvSpec(name, create, profile, dict(entry.kwargs))
 
@@ -182,6 +206,8 @@ def _gymnasium_spec(name: str) -> LLMEnvSpec | None:
     return LLMEnvSpec(name, lambda env_config: gym.make(name, **env_config))
 
 
-def _load(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+def _imported_spec(name: str) -> LLMEnvSpec | None:
+    if ":" not in name:
+        return None
+    load_object(name)
+    return LLMEnvSpec(name, lambda env_config: load_object(name)(**env_config))

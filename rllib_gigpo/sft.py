@@ -1,44 +1,27 @@
 """Supervised warm start on the prompts and the token path of RL.
 
-    recordings (played by a random or expert policy) -> rows -> warm_start -> a model folder
+    recordings (`rllib_gigpo.record`) -> warm_start -> a model folder
+
+    python -m rllib_gigpo.sft --model smollm2-135m --data expert.jsonl --output runs/warm_start
 
 The folder is then the model of the RL run: `GiGPOConfig().llm(model=folder)`.
 """
 
 from __future__ import annotations
 
-import copy
-import json
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from rllib_gigpo.agent.profile import AgentProfile
-from rllib_gigpo.agent.prompt import Message, PromptContext
-from rllib_gigpo.encoding import PromptEncoder
-from rllib_gigpo.games import Game
-from rllib_gigpo.models import load_causal_lm, load_tokenizer
+from rllib_gigpo.encoding import chat_ids
+from rllib_gigpo.models import ModelSpec, load_causal_lm, load_tokenizer, materialize
+from rllib_gigpo.record import Example, load_examples
 from rllib_gigpo.sequences import pack, response_logps
-
-Policy = Callable[[Any, str, Mapping[str, Any], random.Random], str]
-
-
-@dataclass(frozen=True)
-class Example:
-    """One prompt and the response to imitate.
-
-    Attributes:
-        messages: Chat messages of the prompt.
-        response: Response text.
-    """
-
-    messages: list[Message]
-    response: str
 
 
 @dataclass(frozen=True)
@@ -64,128 +47,11 @@ class WarmStart:
     dtype: str = "float32"
 
 
-def random_legal(env: Any, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
-    """Pick one of the admissible actions.
-
-    Raises:
-        ValueError: The environment offers none.
-    """
-    offered = info.get("admissible_actions")
-    if not offered:
-        raise ValueError(
-            "the environment offers no info['admissible_actions'] to draw from: record an expert "
-            "instead (an environment with expert_action())"
-        )
-    return rng.choice(list(offered))
-
-
-def expert(env: Any, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
-    """Ask the environment's own expert.
-
-    Raises:
-        ValueError: The environment has none.
-    """
-    own = getattr(env, "unwrapped", env)
-    if not hasattr(own, "expert_action"):
-        raise ValueError(
-            f"{type(own).__name__} has no expert_action(): record random_legal instead"
-        )
-    return own.expert_action()
-
-
-def record(
-    make_env: Callable[[], Any],
-    profile: AgentProfile,
-    *,
-    policy: Policy = random_legal,
-    episodes: int,
-    seed: int = 0,
-    options: Sequence[Mapping[str, Any]] | None = None,
-) -> list[Example]:
-    """Play episodes and keep every step as an example.
-
-    Args:
-        make_env: Makes the environment.
-        profile: The agent whose prompts and response format are recorded.
-        policy: Picks the action text.
-        episodes: Number of episodes.
-        seed: Episode e resets with seed `seed + e`.
-        options: Reset options of each episode, such as fixed task ids.
-
-    Returns:
-        Examples in the order played.
-    """
-    game = Game(make_env(), "the recorded environment")
-    rng = random.Random(seed)
-    examples = []
-    for number in range(episodes):
-        observations, infos = game.reset(seed + number, options[number] if options else None)
-        memories: dict[Any, Any] = {}
-        steps: dict[Any, int] = {}
-        tasks: dict[Any, str] = {}
-        while not game.is_done:
-            actions = {}
-            for agent, observation in observations.items():
-                info = infos.get(agent, {})
-                memory = memories.setdefault(agent, copy.deepcopy(profile.memory))
-                tasks[agent] = info.get("task", tasks.get(agent, ""))
-                history, shown = memory.render()
-                context = PromptContext(
-                    task=tasks[agent],
-                    observation=observation,
-                    history=history,
-                    history_length=shown,
-                    step=steps.get(agent, 0),
-                    admissible_actions=tuple(info.get("admissible_actions", ())),
-                    info=info,
-                )
-                actions[agent] = policy(game.env, observation, info, rng)
-                examples.append(
-                    Example(profile.prompt(context), profile.respond.format(action=actions[agent]))
-                )
-            before = observations
-            outcome = game.step(actions)
-            for agent, action in actions.items():
-                memories[agent].add(before[agent], action, outcome.infos.get(agent, {}))
-                steps[agent] = steps.get(agent, 0) + 1
-            observations, infos = outcome.observations, outcome.infos
-    game.close()
-    return examples
-
-
-def save_examples(examples: Iterable[Example], path: str | Path) -> None:
-    """Write examples as JSON lines: {"messages": [...], "response": "..."}."""
-    with open(path, "w", encoding="utf-8") as file:
-        for example in examples:
-            file.write(json.dumps(asdict(example), ensure_ascii=False) + "\n")
-
-
-def load_examples(path: str | Path) -> list[Example]:
-    """Read what `save_examples` wrote.
-
-    Raises:
-        ValueError: A line is no such object; its number is named.
-    """
-    examples = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-                examples.append(Example(list(row["messages"]), str(row["response"])))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{path}, line {number}: expected an object with 'messages' and 'response' "
-                    f"({type(error).__name__}: {error})"
-                ) from error
-    return examples
-
-
 def warm_start(
     model_path: str,
     examples: Sequence[Example],
     output: str | Path,
     *,
-    profile: AgentProfile,
     settings: WarmStart = WarmStart(),
     max_prompt_tokens: int = 2048,
     on_step: Callable[[int, float], None] | None = None,
@@ -198,8 +64,6 @@ def warm_start(
         model_path: What `materialize` returned.
         examples: Prompts and responses.
         output: Folder to write.
-        profile: The agent profile; where it has no stop string, the model's end token is appended
-            to each response.
         settings: Steps, batch size, learning rate.
         max_prompt_tokens: Longer prompts raise.
         on_step: Called with (step, loss).
@@ -213,10 +77,8 @@ def warm_start(
     if not examples:
         raise ValueError("warm_start needs at least one example, got none")
     tokenizer = load_tokenizer(model_path)
-    encoder = PromptEncoder(tokenizer, profile, max_prompt_tokens)
-    end: list[Any] = [] if profile.stop else [tokenizer.eos_token_id]
-    prompts = [encoder.tokenize(example.messages) for example in examples]
-    responses = [_response_ids(tokenizer, example.response, end) for example in examples]
+    prompts = [chat_ids(tokenizer, example.messages) for example in examples]
+    responses = [_response_ids(tokenizer, example) for example in examples]
     longest = max(map(len, prompts))
     if longest > max_prompt_tokens:
         raise ValueError(
@@ -247,8 +109,9 @@ def warm_start(
     return output
 
 
-def _response_ids(tokenizer: Any, text: str, end: list[Any]) -> np.ndarray:
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+def _response_ids(tokenizer: Any, example: Example) -> np.ndarray:
+    ids = tokenizer(example.response, add_special_tokens=False)["input_ids"]
+    end = [tokenizer.eos_token_id] if example.ends_turn else []
     return np.array([*ids, *end], dtype=np.int32)
 
 
@@ -274,3 +137,71 @@ def _backward(
         loss.backward()
         total += loss.item()
     return total
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train on what the command line names."""
+    args = _parser().parse_args(arguments)
+    examples = [example for path in args.data for example in load_examples(path)]
+    is_tiny = args.model == "tiny"
+    texts = [
+        text
+        for example in examples
+        for text in (example.response, *(m["content"] for m in example.messages))
+    ]
+    spec = ModelSpec("tiny", tuple(texts), args.seed) if is_tiny else ModelSpec(args.model)
+    lr = args.lr if args.lr is not None else 3e-3 if is_tiny else 1e-5
+    print(
+        f"{len(examples)} examples; {args.steps} steps of {args.batch_size}, lr {lr:g}", flush=True
+    )
+
+    def show(step: int, loss: float) -> None:
+        if step % 10 == 0 or step == args.steps - 1:
+            print(f"step {step + 1}/{args.steps}: loss {loss:.3f}", flush=True)
+
+    folder = warm_start(
+        materialize(spec),
+        examples,
+        args.output,
+        settings=WarmStart(
+            steps=args.steps,
+            batch_size=args.batch_size,
+            lr=lr,
+            warmup_steps=args.warmup_steps,
+            seed=args.seed,
+            token_budget=args.token_budget,
+            dtype=args.dtype,
+        ),
+        max_prompt_tokens=args.max_prompt_tokens,
+        on_step=show,
+    )
+    print(f"GiGPOConfig().llm(model={str(folder)!r})")
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = WarmStart()
+    parser = argparse.ArgumentParser(
+        prog="python -m rllib_gigpo.sft",
+        description="Train a model on recorded prompts and responses (see rllib_gigpo.record).",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="tiny (with the words of the data), smollm2-135m, id, folder",
+    )
+    parser.add_argument("--data", required=True, nargs="+", help="JSON lines files")
+    parser.add_argument("--output", required=True, help="folder to write")
+    parser.add_argument("--steps", type=int, default=defaults.steps, help="optimizer steps")
+    parser.add_argument("--batch-size", type=int, default=defaults.batch_size)
+    parser.add_argument("--lr", type=float, help="peak; by default 3e-3 for tiny, else 1e-5")
+    parser.add_argument("--warmup-steps", type=int, default=defaults.warmup_steps)
+    parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--token-budget", type=int, default=defaults.token_budget)
+    parser.add_argument("--dtype", default=defaults.dtype, choices=("float32", "bfloat16"))
+    parser.add_argument("--max-prompt-tokens", type=int, default=2048)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

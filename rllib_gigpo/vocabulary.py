@@ -7,6 +7,7 @@ from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.games import Game
+from rllib_gigpo.scripted import NoLegalActionError, random_legal
 
 _EPISODES = 24
 _STEPS = 24
@@ -16,7 +17,7 @@ def collect_words(env: Any, profile: AgentProfile) -> tuple[str, ...]:
     """Return texts that hold every word the model may meet.
 
     An environment that offers `words()` tells its own; any other is played for a few episodes of
-    random admissible actions.
+    random legal actions, or empty ones where it does not say what is legal.
 
     Args:
         env: An environment; it is closed afterwards.
@@ -57,7 +58,11 @@ def _played(game: Game) -> set[str]:
                 info = infos.get(agent, {})
                 offered = list(info.get("admissible_actions", ()))
                 texts |= {observation, str(info.get("task", "")), *offered}
-                actions[agent] = rng.choice(offered) if offered else ""
+                try:
+                    actions[agent] = random_legal(game.env, observation, info, rng)
+                except NoLegalActionError:
+                    actions[agent] = ""
+                texts.add(actions[agent])
             outcome = game.step(actions)
             texts |= set(outcome.observations.values())
             observations, infos = outcome.acting, outcome.infos

@@ -36,7 +36,9 @@ from rllib_gigpo import GiGPO, GiGPOConfig
 from rllib_gigpo.agent.profiles.alfworld import profile, short_profile
 from rllib_gigpo.demo import report_iterations
 from rllib_gigpo.models import materialize
-from rllib_gigpo.sft import Example, WarmStart, expert, record, warm_start
+from rllib_gigpo.record import Example, record
+from rllib_gigpo.scripted import expert
+from rllib_gigpo.sft import WarmStart, warm_start
 
 _WARM_START_ROWS = 64
 _DEMO_STEPS = 8
@@ -188,7 +190,6 @@ def run_demo(args) -> None:
         materialize(config.model_spec),
         examples,
         results / "warm_start",
-        profile=config.agent_profile,
         max_prompt_tokens=config.max_prompt_tokens,
         settings=WarmStart(
             steps=150 if is_tiny else 16,

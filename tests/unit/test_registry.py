@@ -205,3 +205,31 @@ def test_an_installed_environment_class_is_found_under_its_entry_points_name(mon
     found = plugins(monkeypatch, own, BUNDLED)
     assert found["Count"].make({"start": 6}).start == 6
     assert "KeyDoor" in found
+
+
+def test_a_class_is_found_by_its_module():
+    spec = get_env_spec("tests.fakes:Countdown")
+    env = spec.make({"start": 3})
+    assert isinstance(env, Countdown)
+    assert env.start == 3
+    assert isinstance(spec.profile(), AgentProfile)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tests.nowhere:Env", "there is no module 'tests.nowhere'; run from the folder"),
+        ("tests.fakes:Env", "module 'tests.fakes' has no 'Env'"),
+        (":Env", "':Env' names no object: expected module:attribute"),
+    ],
+)
+def test_a_class_that_does_not_exist_is_named(name, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        get_env_spec(name)
+
+
+def test_what_a_module_of_ones_own_lacks_is_told_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "lacking.py").write_text("import some_package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="some_package_that_is_not_there"):
+        get_env_spec("lacking:Env")

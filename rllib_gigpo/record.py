@@ -1,0 +1,172 @@
+"""Recordings for a supervised warm start: prompts and the responses to imitate, as JSON lines.
+
+    python -m rllib_gigpo.record ALFWorld --policy expert --episodes 64 --output expert.jsonl
+
+plays an environment with its expert, or with random legal actions, which teach the response format
+alone. `python -m rllib_gigpo.sft` trains a model on the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.agent.prompt import Message
+from rllib_gigpo.commands import add_env_arguments, env_of
+from rllib_gigpo.games import Game
+from rllib_gigpo.registry import load_object
+from rllib_gigpo.scripted import Policy, ScriptedEpisode, expert, play_episode, random_legal
+
+_POLICIES: dict[str, Policy] = {"expert": expert, "random": random_legal}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt and the response to imitate.
+
+    Attributes:
+        messages: Chat messages of the prompt.
+        response: Response text.
+        ends_turn: Whether the model's end token follows the response; it does not where a stop
+            string ends the response.
+    """
+
+    messages: list[Message]
+    response: str
+    ends_turn: bool = True
+
+
+def record(
+    make_env: Callable[[], Any],
+    profile: AgentProfile,
+    *,
+    policy: Policy = random_legal,
+    episodes: int,
+    seed: int = 0,
+    options: Sequence[Mapping[str, Any]] | None = None,
+    keep: Callable[[ScriptedEpisode], bool] = lambda episode: True,
+) -> list[Example]:
+    """Play episodes and keep every step as an example.
+
+    Args:
+        make_env: Makes the environment.
+        profile: The agent whose prompts and response format are recorded.
+        policy: Picks the action text.
+        episodes: Number of episodes.
+        seed: Episode e resets with seed `seed + e`.
+        options: Reset options of each episode, such as fixed task ids.
+        keep: Which episodes are kept.
+
+    Returns:
+        Examples in the order played.
+    """
+    game = Game(make_env(), "the recorded environment")
+    rng = random.Random(seed)
+    examples = []
+    for number in range(episodes):
+        episode = play_episode(
+            game,
+            profile,
+            policy,
+            rng,
+            seed=seed + number,
+            options=options[number] if options else None,
+        )
+        if keep(episode):
+            examples += [
+                Example(
+                    profile.prompt(step.context),
+                    profile.respond.format(action=step.action),
+                    ends_turn=not profile.stop,
+                )
+                for step in episode.steps
+            ]
+    game.close()
+    return examples
+
+
+def save_examples(examples: Iterable[Example], path: str | Path) -> None:
+    """Write examples as JSON lines, `{"messages": [...], "response": "...", "ends_turn": ...}`."""
+    with open(path, "w", encoding="utf-8") as file:
+        for example in examples:
+            file.write(json.dumps(asdict(example), ensure_ascii=False) + "\n")
+
+
+def load_examples(path: str | Path) -> list[Example]:
+    """Read what `save_examples` wrote; where `ends_turn` is missing, it is true.
+
+    Raises:
+        ValueError: A line is no such object; its number is named.
+    """
+    examples = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+                examples.append(
+                    Example(
+                        list(row["messages"]),
+                        str(row["response"]),
+                        ends_turn=bool(row.get("ends_turn", True)),
+                    )
+                )
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path}, line {number}: expected an object with 'messages' and 'response' "
+                    f"({type(error).__name__}: {error})"
+                ) from error
+    return examples
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record what the command line says."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    spec, profile = env_of(parser, args)
+    policy = _POLICIES.get(args.policy) or load_object(args.policy)
+    played: list[ScriptedEpisode] = []
+
+    def keep(episode: ScriptedEpisode) -> bool:
+        played.append(episode)
+        return not args.only_won or bool(episode.verdict.get("won"))
+
+    examples = record(
+        spec.make, profile, policy=policy, episodes=args.episodes, seed=args.seed, keep=keep
+    )
+    output = Path(args.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_examples(examples, output)
+    won = [episode.verdict["won"] for episode in played if "won" in episode.verdict]
+    success = f", {sum(won) / len(won):.1%} won" if won else ""
+    print(
+        f"{args.policy} policy on {spec.name}: {len(played)} episodes{success}; {len(examples)} "
+        f"steps in {output}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rllib_gigpo.record",
+        description="Record episodes of an environment for a supervised warm start.",
+    )
+    add_env_arguments(parser)
+    parser.add_argument(
+        "--policy",
+        default="expert",
+        help="expert, random, or module:function of (env, observation, info, rng); %(default)s",
+    )
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0, help="episode e resets with seed + e")
+    parser.add_argument("--only-won", action="store_true", help="leave episodes out that fail")
+    parser.add_argument("--output", required=True, help="JSON lines file to write")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
