@@ -102,9 +102,9 @@ def _data_root(data_dir: str | os.PathLike | None) -> Path:
     elif re.match(r"json_2\.1\.", Path(named).name) or any(Path(named).glob("json_2.1.*")):
         return Path(named)
     raise FileNotFoundError(
-        f"no ALFWorld games: {what}, expected a folder that holds json_2.1.*; set ALFWORLD_DATA to"
-        ' such a folder, fetch the data with `alfworld-download`, or use games="shipped", which'
-        " needs no data"
+        f"no ALFWorld games: {what}, expected a folder that holds json_2.1.*; fetch the games with"
+        " `alfworld-download --data-dir FOLDER` and set ALFWORLD_DATA to that folder, or use"
+        ' games="shipped", which needs no data'
     )
 
 

@@ -222,7 +222,7 @@ def test_wrong_arguments_are_named(kwargs, message):
 
 def test_missing_data_names_variable_command_and_shipped_games(monkeypatch, tmp_path):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    message = 'ALFWORLD_DATA is not set.*`alfworld-download`.*games="shipped"'
+    message = 'ALFWORLD_DATA is not set.*`alfworld-download .*games="shipped"'
     with pytest.raises(FileNotFoundError, match=message):
         ALFWorld()
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
