@@ -117,7 +117,7 @@ def tiny_adapter(family: Family, *, tied: bool, seed: int = 0, rank: int = 4) ->
         if name.endswith("_proj"):
             rows, columns = module.weight.shape
             a = 0.3 * torch.randn(rank, columns, generator=generator)
-            b = 0.3 * torch.randn(rows, rank, generator=generator)
+            b = 0.1 * torch.randn(rows, rank, generator=generator)
             tensors[f"base_model.model.{name}.lora_A.weight"] = a
             tensors[f"base_model.model.{name}.lora_B.weight"] = b
             module.weight += 2.0 * b @ a

@@ -1,0 +1,118 @@
+"""Settings and weight packing of the vLLM engine; none of it needs vLLM."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rllib_gigpo.engines.base import EngineError
+from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from rllib_gigpo.engines.vllm.weights import fitting, pack, unpack
+
+SHAPES = {"a": (2, 3), "b": (4,)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+def test_packing_keeps_every_bit(dtype: torch.dtype) -> None:
+    tensor = torch.arange(-6, 6).reshape(3, 4).to(dtype)
+    if dtype.is_floating_point:
+        tensor = tensor / 7
+        tensor[0, 0] = torch.inf
+    packed = pack({"w": tensor, "strided": tensor.t(), "scalar": tensor[1, 1]})
+    assert all(isinstance(array, np.ndarray) for array, _ in packed.values())
+    restored = unpack(packed)
+    for name, expected in {"w": tensor, "strided": tensor.t(), "scalar": tensor[1, 1]}.items():
+        assert restored[name].dtype == dtype
+        assert torch.equal(restored[name], expected)
+
+
+def test_packing_casts_floating_tensors_once() -> None:
+    # 1 + 2^-9 lies halfway between the bfloat16 neighbours 1 and 1 + 2^-8 ... below the half: 1.
+    packed = pack({"w": torch.tensor([1 + 2**-9]), "i": torch.tensor([7])}, torch.bfloat16)
+    restored = unpack(packed)
+    assert restored["w"].dtype == torch.bfloat16
+    assert restored["w"].item() == 1.0
+    assert restored["i"].dtype == torch.int64
+
+
+def test_unpacking_shares_memory() -> None:
+    packed = pack({"w": torch.zeros(3, dtype=torch.bfloat16)})
+    restored = unpack(packed)
+    packed["w"][0][1] = 0x3F80  # the bits of bfloat16 1.0
+    assert restored["w"].tolist() == [0.0, 1.0, 0.0]
+
+
+def test_unpacking_read_only_memory_is_silent(recwarn: pytest.WarningsRecorder) -> None:
+    array = np.ones(2, dtype=np.float32)
+    array.flags.writeable = False
+    assert unpack({"w": (array, False)})["w"].tolist() == [1.0, 1.0]
+    assert not recwarn.list
+
+
+def test_fitting_weights_drop_the_tied_copy() -> None:
+    tensors = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "tied": torch.zeros(1)}
+    assert fitting(tensors, SHAPES, frozenset({"tied"})).keys() == SHAPES.keys()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"a": torch.zeros(2, 3)}, r"1 missing \(b\)"),
+        (
+            {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(1)},
+            r"1 unknown \(c\)",
+        ),
+        (
+            {"a": torch.zeros(3, 2), "b": torch.zeros(4)},
+            r"1 of wrong shape \(a \(3, 2\) instead of \(2, 3\)\)",
+        ),
+        ({}, r"2 missing \(a, b\)"),
+    ],
+)
+def test_unfitting_weights_are_named(tensors: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        fitting(tensors, SHAPES, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("settings", "cure"),
+    [
+        ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
+        ({"tensor_parallel_size": 4, "num_gpus": 2}, "set num_gpus=4"),
+        ({"enable_sleep_mode": True}, "set num_gpus"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_cure(settings: dict, cure: str) -> None:
+    with pytest.raises(ValueError, match=cure):
+        VLLMSettings(**settings)
+
+
+def test_engine_arguments_fit_the_device() -> None:
+    settings = VLLMSettings(max_model_len=64)
+    cpu = settings.engine_args("folder", on_cpu=True)
+    gpu = settings.engine_args("folder", on_cpu=False)
+    assert (cpu["block_size"], cpu["enforce_eager"]) == (32, True)
+    assert cpu["kv_cache_memory_bytes"] == 2**30
+    assert (gpu["block_size"], gpu["enforce_eager"]) == (None, False)
+    assert gpu["gpu_memory_utilization"] == 0.85
+    assert gpu["kv_cache_memory_bytes"] is None
+    for args in (cpu, gpu):
+        assert args["model"] == "folder"
+        assert args["max_model_len"] == 64
+        assert args["distributed_executor_backend"] == "uni"
+        assert "enable_lora" not in args
+    parallel = VLLMSettings(tensor_parallel_size=2, num_gpus=2, enable_lora=True, max_lora_rank=8)
+    args = parallel.engine_args("folder", on_cpu=False)
+    assert args["distributed_executor_backend"] == "mp"
+    assert (args["enable_lora"], args["max_loras"], args["max_lora_rank"]) == (True, 1, 8)
+
+
+def test_chosen_values_override_the_devices() -> None:
+    settings = VLLMSettings(block_size=16, kv_cache_memory_bytes=1 << 20, enforce_eager=True)
+    for on_cpu in (True, False):
+        args = settings.engine_args("folder", on_cpu=on_cpu)
+        assert (args["block_size"], args["kv_cache_memory_bytes"]) == (16, 1 << 20)
+        assert args["enforce_eager"] is True
