@@ -19,16 +19,14 @@ def sum_over_learners(values: Sequence[float]) -> list[float]:
 def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
     """Replace each gradient by its sum over all learners.
 
-    Learners without a row in this step contribute zeros, so all take part in every sum.
-
     Args:
-        parameters: The same parameters in the same order on every learner.
+        parameters: The same parameters in the same order on every learner, each with a gradient;
+            that of a learner without a row in this step is 0.
     """
     bucket: list[torch.Tensor] = []
     size = 0
     for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+        assert parameter.grad is not None
         bucket.append(parameter.grad)
         size += parameter.grad.numel()
         if size >= _BUCKET_ELEMENTS:

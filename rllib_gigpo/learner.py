@@ -141,8 +141,9 @@ class GiGPOTorchLearner(TorchLearner):
             batch = batch.as_multi_agent()
         if batch is None:
             raise ValueError("GiGPO learns from rows: pass a SampleBatch or MultiAgentBatch")
+        self._check_batch(batch)
         rows = {
-            module_id: complete_batch(module_rows)
+            module_id: complete_batch(SampleBatch(dict(module_rows)))
             for module_id, module_rows in batch.policy_batches.items()
             if self.should_module_be_updated(module_id, batch) and len(module_rows) > 0
         }
@@ -151,6 +152,19 @@ class GiGPOTorchLearner(TorchLearner):
         for module_id, module_rows in rows.items():
             self._prepare(module_id, module_rows)
         return self._minibatches(rows, iteration)
+
+    def _check_batch(self, batch: MultiAgentBatch) -> None:
+        unknown = sorted(set(batch.policy_batches) - set(self.module.keys()))
+        if unknown:
+            raise ValueError(
+                f"the batch holds rows of {unknown}, but this learner has the modules "
+                f"{sorted(self.module.keys())}: name the policies in multi_agent(policies=...)"
+            )
+        if self.distributed and any("learner" not in r for r in batch.policy_batches.values()):
+            raise ValueError(
+                "RLlib's own way to split a batch would tear groups apart: with several learners "
+                "call learner_group.update(training_data=RowData(batch, config.minibatch_plan))"
+            )
 
     def _prepare(self, module_id: str, rows: Columns) -> None:
         """Add the columns `advantage`, `old_logps`, `ref_logps`."""
@@ -333,6 +347,11 @@ class GiGPOTorchLearner(TorchLearner):
         A gradient that is not finite would destroy the weights: the step is left out and counted.
         """
         parameters = self._trained_parameters(module_id)
+        for parameter in parameters:
+            if parameter.grad is None:
+                # Not one row held here has an advantage. The optimizer passes over parameters
+                # without gradient, but a gradient of 0 still moves them by momentum and decay.
+                parameter.grad = torch.zeros_like(parameter)
         if self.distributed:
             sum_gradients(parameters)
         limit = self.config.grad_clip
