@@ -40,7 +40,7 @@ class Played:
     """What a runner brings back from `LLMEnvRunner.play`.
 
     Attributes:
-        groups: Numbers of the groups that were played.
+        groups: Numbers of the groups that were played; none where the runner lacks the weights.
         rollout: Their episodes, and what failed.
         new_counts: Environment errors, time-outs and abandoned threads of this rollout.
         counts: The same since the runner started.
@@ -77,6 +77,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._stop_ids: tuple[int, ...] = ()
         self._owns_engine = True
         self._waiting_weights: dict[str, tuple[PackedTensors, int]] = {}
+        self._versions: dict[str, int] = {}
         self._stepper = Stepper(self.config.step_settings)
         self._sampled = 0
         self._unreported: list[Episode] = []
@@ -114,8 +115,16 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             spaces = (env.observation_space, env.action_space)
         return {INPUT_ENV_SPACES: spaces, **dict.fromkeys(self.config.module_ids, spaces)}
 
-    def play(self, tasks: Sequence[GroupTask]) -> Played:
-        """Play groups to the end; errors come back in the result."""
+    def play(self, tasks: Sequence[GroupTask], version: int | None = None) -> Played:
+        """Play groups to the end; errors come back in the result.
+
+        Args:
+            tasks: The groups, all of one stream.
+            version: The weights to play with, or None for those that are loaded. A runner that Ray
+                has restarted behind RLlib's back has none: it plays nothing until it gets them.
+        """
+        if version is not None and set(self._versions.values()) != {version}:
+            return Played(())
         groups = tuple(task.group for task in tasks)
         start = time.perf_counter()
         before = Counter(self._stepper.counts)
@@ -131,7 +140,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 acquire=lambda: self._idle.pop() if self._idle else self._new_game(),
                 release=self._idle.append,
                 stepper=self._stepper,
-                settings=self._settings(),
+                settings=self._settings(tasks[0].stream == "evaluation"),
             )
             rollout = self._loop.run_until_complete(playing)
         except Exception as error:
@@ -158,9 +167,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             )
         return self._encoder
 
-    def _settings(self) -> RolloutSettings:
+    def _settings(self, evaluating: bool) -> RolloutSettings:
         config = self.config
-        evaluating = config.in_evaluation
         sampling = Sampling(
             temperature=config.eval_temperature if evaluating else config.temperature,
             top_p=1.0 if evaluating else config.top_p,
@@ -247,6 +255,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 self._waiting_weights[module_id] = (packed, version)
             elif self._owns_engine:
                 self._engine.load_weights(module_id, unpack(packed), version)
+            self._versions[module_id] = version
         if self._engine is None:
             return dict.fromkeys(weights, version)
         return {module_id: self._engine.version(module_id) for module_id in weights}

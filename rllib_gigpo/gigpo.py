@@ -105,13 +105,15 @@ class GiGPO(Algorithm):
                 for group in report.groups:
                     waiting.pop(group, None)
             reports += played
-            idle_rounds = 0 if played else idle_rounds + 1
+            idle_rounds = 0 if any(report.groups for report in played) else idle_rounds + 1
             if idle_rounds >= _ROUNDS_WITHOUT_PROGRESS:
                 raise RuntimeError(
                     f"{len(waiting)} groups could not be played: no EnvRunner answered "
                     f"{idle_rounds} times in a row; see their logs for why they died"
                 )
-            if waiting:
+            if any(not report.groups for report in played):
+                self._sync_weights()
+            elif waiting:
                 time.sleep(self.config.delay_between_env_runner_restarts_s)
                 self.restore_env_runners(runners)
         collected = collect(reports)
@@ -121,13 +123,13 @@ class GiGPO(Algorithm):
 
     def _play_round(self, runners: EnvRunnerGroup, tasks: list[GroupTask]) -> list[Played]:
         if runners.num_remote_workers() == 0:
-            return [_local(runners).play(tasks)]
+            return [_local(runners).play(tasks, self.num_updates)]
         ids = runners.healthy_worker_ids()
         if not ids:
             return []
         shares = [share for share in spread(tasks, len(ids)) if share]
         return runners.foreach_env_runner(
-            [_call("play", share) for share in shares],
+            [_call("play", share, self.num_updates) for share in shares],
             remote_worker_ids=ids[: len(shares)],
             local_env_runner=False,
         )
