@@ -1,0 +1,33 @@
+"""Settings and fixtures of all tests."""
+
+import os
+
+# Set before torch and Ray are imported, and inherited by Ray's workers: models this small run
+# fastest on one thread, and several processes share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Workers whose driver has ended badly would otherwise report to a log that nobody reads.
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+# Time limits of single examples fail on busy machines; pytest-timeout limits whole tests.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
+
+
+@pytest.fixture(scope="session")
+def local_ray():
+    """A local Ray, started for the first test that asks and stopped after the last test.
+
+    Ray counts CPUs logically: with the two of a small machine, runners and learners would wait for
+    each other for ever.
+    """
+    import ray
+
+    context = ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    yield context
+    ray.shutdown()
