@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Self
 
+from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -347,10 +348,10 @@ class GiGPOConfig(AlgorithmConfig):
         Raises:
             ValueError: One sentence that names the setting, its value and the cure.
         """
+        check_settings(self)
         # RLlib would warn once per algorithm that the new API stack is new; it is the only one.
         log_once(f"{getattr(self.algo_class, '__name__', '')}_on_new_api_stack")
         super().validate()
-        check_settings(self)
         if self.env is not None and self.profile is None and not self._is_frozen:
             self.profile = self.env_spec.profile()
 
@@ -361,7 +362,13 @@ class GiGPOConfig(AlgorithmConfig):
 
     @property
     def env_spec(self) -> LLMEnvSpec:
-        """How to make the environment."""
+        """How to make the environment.
+
+        Raises:
+            ValueError: There is none of its name, or none is set.
+        """
+        if self.env is None:
+            raise ValueError("no environment is set: call environment(name), such as 'KeyDoor'")
         return get_env_spec(str(self.env))
 
     @property
@@ -382,7 +389,8 @@ class GiGPOConfig(AlgorithmConfig):
         """Which model is loaded; the tiny one gets the words of the environment."""
         if self.llm_model != "tiny":
             return ModelSpec(self.llm_model, options=self.llm_options)
-        words = _words(str(self.env), tuple(sorted(self.env_config.items())), self.agent_profile)
+        key = cloudpickle.dumps((self.env_spec.name, dict(self.env_config), self.agent_profile))
+        words = _words(key)
         return ModelSpec("tiny", words=words, seed=self.root_seed, options=self.llm_options)
 
     @property
@@ -464,5 +472,7 @@ def _default_module(agent_id: Any) -> str:
 
 
 @lru_cache(maxsize=32)
-def _words(env: str, env_config: tuple, profile: AgentProfile) -> tuple[str, ...]:
-    return collect_words(get_env_spec(env).make(dict(env_config)), profile)
+def _words(pickled: bytes) -> tuple[str, ...]:
+    """Collect the words of (env, env_config, profile); pickled, because dicts have no hash."""
+    env, env_config, profile = cloudpickle.loads(pickled)
+    return collect_words(get_env_spec(env).make(env_config), profile)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.lora import LoRASettings
+from rllib_gigpo.models import ModelSpec
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
+
+# Tune's samplers and NumPy arrays give NumPy numbers.
+_WHOLE_TYPES = (int, np.integer)
+_NUMBER_TYPES = (int, float, np.integer, np.floating)
 
 _CHOICES = {
     "f_norm": ("std", "none"),
@@ -55,6 +64,15 @@ _RANGES = {
     "top_p": (1e-6, 1.0),
     "max_dropped_share": (0.0, 1.0),
 }
+# RLlib's settings that mean nothing here: the value that says nothing, and what does.
+_UNUSED = {
+    "train_batch_size": (32, "num_groups and group_size decide how much is sampled"),
+    "_train_batch_size_per_learner": (None, "num_groups and group_size decide how much is sampled"),
+    "num_envs_per_env_runner": (1, "all episodes of an EnvRunner run at once"),
+    "rollout_fragment_length": (200, "episodes are played to their end"),
+    "batch_mode": ("complete_episodes", "episodes are played to their end"),
+    "evaluation_duration_unit": ("episodes", "evaluation_duration counts tasks"),
+}
 
 
 def check_settings(config: GiGPOConfig) -> None:
@@ -73,12 +91,20 @@ def check_settings(config: GiGPOConfig) -> None:
     for name, (low, high) in _RANGES.items():
         _check_range(name, getattr(config, name), low, high)
     if config.grad_clip is not None:
-        _check_range("grad_clip", config.grad_clip, 0.0, math.inf)
+        _check_range("grad_clip", config.grad_clip, 1e-9, math.inf)
     for name in ("step_timeout_s", "episode_timeout_s"):
         if getattr(config, name) is not None:
             _check_range(name, getattr(config, name), 1e-3, math.inf)
+    if config.seed is not None:
+        _check_whole("seed", config.seed, 0)
     _check_clip(config.clip_param)
+    _check_betas(config.adam_betas)
+    _check_task_seeds(config.evaluation_task_seeds)
+    if not isinstance(config.profile, AgentProfile | None):
+        raise ValueError(f"profile={config.profile!r}: expected an AgentProfile")
+    _ = ModelSpec(config.llm_model, options=config.llm_options)
     _check_lora(config)
+    _check_unused(config)
     _check_pairs(config)
     if config.env is not None:
         if not isinstance(config.env, str):
@@ -87,6 +113,19 @@ def check_settings(config: GiGPOConfig) -> None:
                 "register_llm_env('MyEnv', MyEnv), then environment('MyEnv')"
             )
         _ = config.env_spec
+
+
+def _check_unused(config: GiGPOConfig) -> None:
+    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+        raise ValueError(
+            "api_stack(...) turns RLlib's new API stack off: GiGPO runs on it only; leave it on"
+        )
+    for name, (silent, instead) in _UNUSED.items():
+        value = getattr(config, name)
+        if value != silent:
+            raise ValueError(
+                f"{name.lstrip('_')}={value!r} has no effect: {instead}; leave it at {silent!r}"
+            )
 
 
 def _check_lora(config: GiGPOConfig) -> None:
@@ -162,12 +201,12 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, _WHOLE_TYPES) or value < least:
         raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
 
 
 def _check_range(name: str, value: Any, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, _NUMBER_TYPES) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not low <= value <= high:
         bound = f"of at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
         raise ValueError(f"{name}={value!r}: expected a finite number {bound}")
@@ -180,4 +219,21 @@ def _check_clip(value: Any) -> None:
         raise ValueError(
             f"clip_param={value!r}: expected a number above 0, or a pair (low, high) of them with "
             "low below 1"
+        )
+
+
+def _check_betas(value: Any) -> None:
+    is_pair = isinstance(value, Sequence) and len(value) == 2
+    if not is_pair or not all(isinstance(beta, _NUMBER_TYPES) and 0 <= beta < 1 for beta in value):
+        raise ValueError(f"adam_betas={value!r}: expected two numbers from 0 to below 1")
+
+
+def _check_task_seeds(seeds: Any) -> None:
+    if seeds is None:
+        return
+    is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds) > 0
+    if not is_list or not all(isinstance(seed, _WHOLE_TYPES) and seed >= 0 for seed in seeds):
+        raise ValueError(
+            f"evaluation_task_seeds={seeds!r}: expected a list of whole numbers of at least 0, or "
+            "None for evaluation_duration tasks"
         )
