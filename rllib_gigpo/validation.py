@@ -120,6 +120,8 @@ def _check_unused(config: GiGPOConfig) -> None:
         raise ValueError(
             "api_stack(...) turns RLlib's new API stack off: GiGPO runs on it only; leave it on"
         )
+    if config.in_evaluation:  # RLlib itself writes into a config of evaluation
+        return
     for name, (silent, instead) in _UNUSED.items():
         value = getattr(config, name)
         if value != silent:

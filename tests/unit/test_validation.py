@@ -338,6 +338,7 @@ def test_every_section_of_rllib_still_works():
     assert evaluation.eval_temperature == 0.7
     assert built.eval_temperature == 0.4
     assert evaluation.in_evaluation
+    evaluation.validate()
 
 
 @pytest.mark.parametrize(
