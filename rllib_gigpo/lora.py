@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from peft.tuners.lora import LoraLayer
     from transformers import PreTrainedModel
 
 _NAME = "default"  # peft's own name of a model's only adapter
@@ -118,8 +117,8 @@ def _targets(model: PreTrainedModel, settings: LoRASettings) -> list[str]:
     return sorted(settings.targets)
 
 
-def adapted_layers(model: PreTrainedModel) -> dict[str, LoraLayer]:
-    """Name to layer of the matrices with an adapter, in the order of the model."""
+def adapted_layers(model: PreTrainedModel) -> dict[str, Any]:
+    """Name to peft layer of the matrices with an adapter, in the order of the model."""
     from peft.tuners.lora import LoraLayer
 
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}

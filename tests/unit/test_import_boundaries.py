@@ -22,6 +22,7 @@ _RAY_FILES = {
     "rllib_gigpo/demo.py",
     "rllib_gigpo/env_runner.py",
     "rllib_gigpo/evaluation.py",
+    "rllib_gigpo/export.py",
     "rllib_gigpo/games.py",
     "rllib_gigpo/gigpo.py",
     "rllib_gigpo/learner.py",
