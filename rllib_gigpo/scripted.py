@@ -111,6 +111,7 @@ def play_episode(
     *,
     seed: int,
     options: Mapping[str, Any] | None = None,
+    max_steps: int | None = None,
 ) -> ScriptedEpisode:
     """Play one episode.
 
@@ -121,6 +122,7 @@ def play_episode(
         rng: For the policy.
         seed: Reset seed.
         options: Reset options, such as a fixed task id.
+        max_steps: Environment steps after which it is left, or None to play to the end.
     """
     observations, infos = game.reset(seed, options)
     steps: list[Step] = []
@@ -128,7 +130,7 @@ def play_episode(
     latest: dict[Any, Step] = {}
     taken: dict[Any, int] = {}
     length = 0
-    while not game.is_done:
+    while not game.is_done and (max_steps is None or length < max_steps):
         actions = {}
         for agent, observation in observations.items():
             info = infos.get(agent, {})

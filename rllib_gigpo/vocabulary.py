@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.games import Game
-from rllib_gigpo.scripted import NoLegalActionError, random_legal
+from rllib_gigpo.scripted import NoLegalActionError, play_episode, random_legal
 
 _EPISODES = 24
 _STEPS = 24
@@ -16,56 +17,39 @@ _STEPS = 24
 def collect_words(env: Any, profile: AgentProfile) -> tuple[str, ...]:
     """Return texts that hold every word the model may meet.
 
-    An environment that offers `words()` tells its own; any other is played for a few episodes of
-    random legal actions, or empty ones where it does not say what is legal.
+    The environment is played for a few episodes of random legal actions, or empty ones where it
+    does not say what is legal; their prompts and responses are what the model meets. An environment
+    that offers `words()` tells its own and is played once, for the words of the prompt and of the
+    memory.
 
     Args:
         env: An environment; it is closed afterwards.
-        profile: The agent profile, for its prompt and vocabulary.
+        profile: The agent profile.
 
     Returns:
         Texts for `ModelSpec.words`.
     """
     game = Game(env, type(env).__name__)
-    texts = {*profile.vocabulary, profile.respond.format(action="")}
+    texts = {*profile.vocabulary, *map(str, range(10))}
     own = getattr(env, "unwrapped", env)
+    episodes = _EPISODES
     if hasattr(own, "words"):
         texts |= set(own.words())
-    else:
-        texts |= _played(game)
-    texts |= _prompt_words(profile)
-    game.close()
-    return tuple(sorted(texts))
-
-
-def _prompt_words(profile: AgentProfile) -> set[str]:
-    from rllib_gigpo.agent.prompt import PromptContext
-
-    empty = PromptContext(task="", observation="")
-    later = PromptContext(task="", observation="", history=" ", history_length=1, step=1)
-    messages = [*profile.prompt(empty), *profile.prompt(later)]
-    return {message["content"] for message in messages} | {str(number) for number in range(10)}
-
-
-def _played(game: Game) -> set[str]:
+        episodes = 1
     rng = random.Random(0)
-    texts: set[str] = set()
-    for seed in range(_EPISODES):
-        observations, infos = game.reset(seed)
-        for _ in range(_STEPS):
-            actions = {}
-            for agent, observation in observations.items():
-                info = infos.get(agent, {})
-                offered = list(info.get("admissible_actions", ()))
-                texts |= {observation, str(info.get("task", "")), *offered}
-                try:
-                    actions[agent] = random_legal(game.env, observation, info, rng)
-                except NoLegalActionError:
-                    actions[agent] = ""
-                texts.add(actions[agent])
-            outcome = game.step(actions)
-            texts |= set(outcome.observations.values())
-            observations, infos = outcome.acting, outcome.infos
-            if game.is_done:
-                break
-    return texts
+    for seed in range(episodes):
+        episode = play_episode(game, profile, _legal_or_empty, rng, seed=seed, max_steps=_STEPS)
+        for step in episode.steps:
+            texts |= {message["content"] for message in profile.prompt(step.context)}
+            texts.add(profile.respond.format(action=step.action))
+    game.close()
+    # Prompts repeat each other: their pieces are few. A line break is a word of its own.
+    pieces = {piece for text in texts for piece in text.replace("\n", " \n ").split(" ")}
+    return tuple(sorted(pieces - {""}))
+
+
+def _legal_or_empty(env: Any, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
+    try:
+        return random_legal(env, observation, info, rng)
+    except NoLegalActionError:
+        return ""

@@ -9,6 +9,9 @@ from rllib_gigpo.agent.parsing import Action, ActionParser, TagParser
 from rllib_gigpo.agent.prompt import ChatTemplate, PromptTemplate, check_fields
 from rllib_gigpo.grouping import AnchorKey
 
+# As far as the tiny model knows the numbers of steps.
+_COUNTED_STEPS = 100
+
 
 @dataclass(frozen=True)
 class AgentProfile:
@@ -79,5 +82,6 @@ def default_profile() -> AgentProfile:
         ),
         memory=LastSteps(2),
         parser=TagParser(require_think=True),
+        vocabulary=tuple(map(str, range(_COUNTED_STEPS))),
         respond="<think> </think><action>{action}</action>",
     )
