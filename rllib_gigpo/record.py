@@ -108,20 +108,23 @@ def load_examples(path: str | Path) -> list[Example]:
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
-                examples.append(
-                    Example(
-                        list(row["messages"]),
-                        str(row["response"]),
-                        ends_turn=bool(row.get("ends_turn", True)),
-                    )
-                )
+                examples.append(_parse(json.loads(line)))
             except (json.JSONDecodeError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'messages' and 'response' "
                     f"({type(error).__name__}: {error})"
                 ) from error
     return examples
+
+
+def _parse(row: Any) -> Example:
+    messages, response = row["messages"], row["response"]
+    if not isinstance(messages, list) or not isinstance(response, str):
+        raise TypeError("'messages' is to be a list and 'response' a text")
+    for message in messages:
+        if not isinstance(message["role"], str) or not isinstance(message["content"], str):
+            raise TypeError("'role' and 'content' of a message are to be texts")
+    return Example(messages, response, ends_turn=bool(row.get("ends_turn", True)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

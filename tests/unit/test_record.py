@@ -84,7 +84,22 @@ class TestFiles:
         (tmp_path / "e.jsonl").write_text(json.dumps(row) + "\n")
         assert load_examples(tmp_path / "e.jsonl") == [Example(user("hi"), "ho", ends_turn=True)]
 
-    @pytest.mark.parametrize("line", ["{", '{"messages": []}', "3", '{"messages": 3}'])
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "",
+            "{",
+            "3",
+            "[]",
+            '{"messages": []}',
+            '{"messages": 3, "response": "x"}',
+            '{"messages": "hi", "response": "x"}',
+            '{"messages": [], "response": null}',
+            '{"messages": ["hi"], "response": "x"}',
+            '{"messages": [{"role": "user"}], "response": "x"}',
+            '{"messages": [{"role": "user", "content": ["hi"]}], "response": "x"}',
+        ],
+    )
     def test_a_broken_line_is_named(self, tmp_path, line):
         path = tmp_path / "e.jsonl"
         path.write_text('{"messages": [], "response": ""}\n' + line + "\n")
