@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -26,15 +26,6 @@ from rllib_gigpo.sequences import (
     response_logps,
 )
 from tests.contract.tiny_models import VOCAB_SIZE, forward_logps, tiny_model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small only lose by threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def ids(*lengths: int, seed: int = 0) -> list[np.ndarray]:
