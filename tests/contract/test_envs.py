@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import gymnasium
 import pytest
 
 from envs.catalog import ENVIRONMENTS, make
-from envs.key_door import KeyDoor
 from rllib_gigpo.env_checks import CHECKS, ContractError, check_contract
 from rllib_gigpo.scripted import random_legal
+from tests import broken_envs
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -31,132 +30,32 @@ def test_unknown_environment_lists_the_known_ones():
         make("KeyDor")
 
 
-class PositionalArguments(KeyDoor):
-    def __init__(self, size=4):
-        super().__init__(size=size)
-
-
-class PlainSpaces(KeyDoor):
-    def __init__(self):
-        super().__init__()
-        self.action_space = gymnasium.spaces.Text(99)
-
-
-class HashOrder(KeyDoor):
-    def _info(self):
-        return super()._info() | {"task": f"{hash('door')}"}
-
-
-class Leftovers(KeyDoor):
-    resets = 0
-
-    def reset(self, **kwargs):
-        self.resets += 1
-        observation, info = super().reset(**kwargs)
-        return observation, info | {"task": "again" if self.resets > 3 else "once"}
-
-
-class OneTask(KeyDoor):
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed, options={"layout": 1})
-
-
-class ForgetfulPickle(KeyDoor):
-    def __getstate__(self):
-        return vars(self) | {"_steps": 19}
-
-
-class StepCounter(KeyDoor):
-    def _observation(self):
-        return f"step {self._steps} . {super()._observation()}"
-
-
-class CountDown(KeyDoor):
-    """Counts legal moves only, so that actions without effect do not show it."""
-
-    def reset(self, **kwargs):
-        self._left = 50
-        return super().reset(**kwargs)
-
-    def _neighbour(self, action):
-        self._left -= 1
-        return super()._neighbour(action)
-
-    def _observation(self):
-        return f"{super()._observation()} {self._left}"
-
-
-class IntegerReward(KeyDoor):
-    def step(self, action):
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, int(reward), terminated, truncated, info
-
-
-class SharedList(KeyDoor):
-    def _info(self):
-        self._actions = getattr(self, "_actions", [])
-        self._actions[:] = [] if self._is_over else self.actions
-        return super()._info() | {"admissible_actions": self._actions}
-
-
-class RaisesOnNonsense(KeyDoor):
-    def step(self, action):
-        if action not in self.actions:
-            raise ValueError(action)
-        return super().step(action)
-
-
-class AcceptsNonsense(KeyDoor):
-    def step(self, action):
-        *rest, info = super().step(action)
-        return *rest, info | {"is_action_valid": True}
-
-
-class NothingAdmissible(KeyDoor):
-    def _info(self):
-        return super()._info() | {"admissible_actions": []}
-
-
-class BadAdmissible(KeyDoor):
-    def _info(self):
-        return super()._info() | {"admissible_actions": [*self.actions, "go up"]}
-
-
-class NoEnd(KeyDoor):
-    def step(self, action):
-        self._steps -= 1
-        return super().step(action)
-
-
-def only_moves(env, observation, info, rng):
-    return rng.choice(KeyDoor.actions)
-
-
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (PositionalArguments, "not keyword-only"),
-        (PlainSpaces, "Text"),
-        (HashOrder, "another process"),
-        (Leftovers, "left a trace"),
-        (OneTask, "same task"),
-        (ForgetfulPickle, "a copy made after"),
-        (StepCounter, "after an invalid action"),
-        (CountDown, "counts the steps"),
-        (IntegerReward, "not a float"),
-        (SharedList, "changed afterwards"),
-        (AcceptsNonsense, "counts as valid"),
-        (NothingAdmissible, "no admissible action"),
-        (BadAdmissible, "'go up' is not accepted"),
-        (NoEnd, "no end"),
+        (broken_envs.PositionalArguments, "not keyword-only"),
+        (broken_envs.NoHorizon, "the step limit must be env.horizon, an int"),
+        (broken_envs.PlainSpaces, "does not contain"),
+        (broken_envs.HashOrder, "another process"),
+        (broken_envs.Leftovers, "left a trace"),
+        (broken_envs.OneTask, "same task"),
+        (broken_envs.ForgetfulPickle, "a copy made after"),
+        (broken_envs.StepCounter, "after an invalid action"),
+        (broken_envs.CountDown, "counts the steps"),
+        (broken_envs.IntegerReward, "not a float"),
+        (broken_envs.SharedList, "changed afterwards"),
+        (broken_envs.AcceptsNonsense, "counts as valid"),
+        (broken_envs.NothingAdmissible, "no admissible action"),
+        (broken_envs.BadAdmissible, "'go up' is not accepted"),
+        (broken_envs.NoEnd, "no end"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_contract_notices(broken, message):
     with pytest.raises(ContractError, match=message):
-        check_contract(broken, only_moves)
+        check_contract(broken, broken_envs.only_moves)
 
 
 def test_contract_notices_an_error_on_nonsense():
     with pytest.raises(ValueError, match="frobnicate"):
-        check_contract(RaisesOnNonsense, only_moves)
+        check_contract(broken_envs.RaisesOnNonsense, broken_envs.only_moves)
