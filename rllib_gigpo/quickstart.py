@@ -81,7 +81,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--algo", choices=("gigpo", "grpo"), default="gigpo")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--iterations", type=int, default=26)
+    parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--output", default="runs/quickstart")
     return parser.parse_args(arguments)
 
