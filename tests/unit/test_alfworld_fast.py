@@ -223,6 +223,14 @@ def test_expert_says_when_the_goal_is_out_of_reach():
         Expert(play.game).next_command([])
 
 
+def test_a_thing_that_nothing_can_hold_is_a_dead_end():
+    play = Play(problem=PROBLEM.replace("(canContain DrawerType KnifeType)", ""))
+    played = ["go to sinkbasin 1", "take knife 1 from sinkbasin 1"]
+    assert find_plan(play.game, play.state)
+    with pytest.raises(RuntimeError, match="out of reach"):
+        Expert(play.game).next_command(played)
+
+
 def test_episodes_share_nothing_but_the_game():
     one, two = Play(), Play()
     two.game = one.game

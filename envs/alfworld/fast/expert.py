@@ -71,7 +71,8 @@ def _plan_for(game: CompiledGame, state: int, care: int, want: int, limit: int) 
         # What the agent holds has no part in this way, so it goes down anywhere first.
         all_receptacles = {thing for thing in game.things if game.type_of(thing) == "receptacle"}
         drop = {*all_receptacles, *holding[0][1]}
-        first, state = _search(game, state, game.holds_bits, 0, drop, limit)
+        # Going, opening and putting down is all it takes, where anything can hold the thing.
+        first, state = _search(game, state, game.holds_bits, 0, drop, min(limit, 3))
         if not first:
             return []
     rest, _ = _search(game, state, care, want, things, limit - len(first))
