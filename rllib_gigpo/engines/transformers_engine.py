@@ -215,27 +215,19 @@ class TransformersEngine:
                 "requests of another event loop are running: send all requests of an engine from "
                 "one loop at a time"
             )
-        self._forget_prompts()
+        for batch in self._batches.values():
+            batch.forget_prompts()
         self._task = loop.create_task(self._run())
 
     async def _run(self) -> None:
         """Step every busy policy in turn until no request is left."""
-        task = asyncio.current_task()
         try:
-            # An event loop may stop before this task has ended; then another one replaces it.
-            while self._task is task and any(batch.busy for batch in self._batches.values()):
-                for batch in self._batches.values():
-                    if batch.busy:
-                        self._step(batch)
+            while busy := [batch for batch in self._batches.values() if batch.busy]:
+                for batch in busy:
+                    self._step(batch)
                 await asyncio.sleep(0)
         finally:
-            if self._task is task:
-                self._task = None
-                self._forget_prompts()
-
-    def _forget_prompts(self) -> None:
-        for batch in self._batches.values():
-            batch.forget_prompts()
+            self._task = None
 
     def _step(self, batch: PolicyBatch) -> None:
         try:

@@ -49,7 +49,8 @@ def assert_exact(requests: Sequence[Request], completions: Sequence[Completion])
     """Log-probabilities are those of a plain forward pass over prompt and response."""
     model = tiny_model("llama", tied=True)
     for sent, completion in zip(requests, completions, strict=True):
-        expected = forward_logps(model, sent.prompt_ids, completion.token_ids)
+        temperature = sent.sampling.temperature or 1.0
+        expected = forward_logps(model, sent.prompt_ids, completion.token_ids, temperature)
         np.testing.assert_allclose(completion.logps, expected, atol=EXACT)
 
 
@@ -106,13 +107,28 @@ def test_short_common_starts_are_not_worth_sharing() -> None:
 
 
 def test_nothing_is_shared_with_requests_before_an_idle_moment() -> None:
+    async def scenario() -> list[Completion]:
+        first = await engine.generate(request(prompt, "a"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return [first, await engine.generate(request(prompt, "a"))]
+
+    engine, prompt = build(), range(10, 60)
+    first, second = asyncio.run(scenario())
+    assert engine.stats()["prefilled_tokens"] == 2 * 50
+    np.testing.assert_array_equal(first.logps, second.logps)
+
+
+def test_nothing_is_shared_across_sleep() -> None:
+    async def scenario() -> list[Completion]:
+        first = await engine.generate(sent[0])
+        engine.sleep()
+        engine.wake()
+        return [first, await engine.generate(sent[1])]
+
     engine = build()
-    prompt = range(10, 60)
-    first = run(engine, [request(prompt, "a")])
-    before = engine.stats()["prefilled_tokens"]
-    second = run(engine, [request(prompt, "a")])
-    assert engine.stats()["prefilled_tokens"] - before == 50
-    np.testing.assert_array_equal(first[0].logps, second[0].logps)
+    sent = [request(range(10, 60), "before"), request(range(10, 60), "after")]
+    assert_exact(sent, asyncio.run(scenario()))
 
 
 def test_nothing_is_shared_across_weights() -> None:
@@ -139,6 +155,7 @@ def test_rows_of_very_different_lengths_share_few_slots(max_num_batched_tokens: 
             random_prompt(i, int(rng.choice([1, 2, 15, 16, 17, 90]))),
             f"row-{i}",
             max_tokens=int(rng.choice([1, 2, 7, 40])),
+            temperature=float(rng.choice([0.0, 0.5, 1.0, 2.0])),
         )
         for i in range(40)
     ]
@@ -169,6 +186,41 @@ def test_shared_starts_survive_moves_and_reuse_of_slots() -> None:
     turns = [turn for played in asyncio.run(scenario()) for turn in played]
     assert_exact(*zip(*turns, strict=True))
     assert engine.stats()["prefilled_tokens"] < engine.stats()["prompt_tokens"] / 2
+
+
+def test_the_slot_of_a_moved_row_is_known_by_its_new_row() -> None:
+    async def scenario() -> list[Completion]:
+        gone, moved = (asyncio.create_task(engine.generate(each)) for each in sent[:2])
+        await gone
+        generated = engine.stats()["generated_tokens"]
+        while engine.stats()["generated_tokens"] < generated + 2:  # the second row moves to slot 0
+            await asyncio.sleep(0)
+        last = await engine.generate(sent[2])
+        return [await gone, await moved, last]
+
+    engine, first = build(), random_prompt(1, 40)
+    sent = [
+        request(first, "gone", max_tokens=2),
+        request(random_prompt(3, 5), "moved", max_tokens=60),
+        request([*first[:30], 5, 6], "like the first"),
+    ]
+    assert_exact(sent, asyncio.run(scenario()))
+
+
+def test_a_slot_forgets_the_longer_prompt_it_held_before() -> None:
+    async def scenario() -> list[Completion]:
+        running = asyncio.create_task(engine.generate(sent[0]))
+        return [*[await engine.generate(each) for each in sent[1:]], await running]
+
+    engine, longer, shorter = build(), random_prompt(1, 40), random_prompt(2, 20)
+    sent = [
+        request(random_prompt(3, 5), "keeps the engine busy", max_tokens=60),
+        request(longer, "longer", max_tokens=2),
+        request(shorter, "shorter", max_tokens=2),
+        request([*shorter, *longer[20:]], "starts like one, ends like the other"),
+    ]
+    *others, busy = asyncio.run(scenario())
+    assert_exact(sent, [busy, *others])
 
 
 def test_a_request_joins_while_another_runs() -> None:
@@ -362,14 +414,14 @@ def test_non_finite_weights_fail_the_requests_and_good_ones_cure_it() -> None:
     assert [type(error) for error in errors] == [EngineError, EngineError]
     assert "weight version 4" in str(errors[1])
     engine.load_weights(POLICY, weights, 5)
-    assert_exact(requests, run(engine, requests))
+    shorter = [request(range(5, 9), "leaves old values behind its end")]
+    assert_exact(shorter, run(engine, shorter))
 
 
 # --- event loops, sleep, close ------------------------------------------------------------------
 
 
 def test_event_loops_may_follow_each_other() -> None:
-    """A loop that stopped right after its last response has not ended the engine's task."""
     engine = build()
     sent = [request(range(5, 9), "a")]
     with asyncio.Runner() as stays_open:
