@@ -17,6 +17,7 @@ from ray.util.debug import log_once
 from rllib_gigpo.advantages import FNorm, GroupMeanOver, PenaltyScope
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.grouping import AnchorKind, AnchorRule, Measure
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.losses import KlEstimator
@@ -107,6 +108,15 @@ class GiGPOConfig(AlgorithmConfig):
         self.profile: AgentProfile | None = None
         self.on_long_prompt = "error"
         self.max_episode_steps: int | None = None
+
+        # Set by engines(...).
+        self.engine = "transformers"
+        self.num_engines = 1
+        self.engine_num_gpus = 0.0
+        self.engine_num_cpus = 1.0
+        self.engine_sleep = False
+        self.engine_options: dict[str, Any] = {}
+        self.probe_tolerance: float | None = None
 
         # Set by stepping(...).
         self.step_threads = 0
@@ -272,6 +282,33 @@ class GiGPOConfig(AlgorithmConfig):
         """
         return self._take(dict(locals()))
 
+    def engines(
+        self,
+        *,
+        engine: Literal["transformers", "vllm"] = _UNSET,
+        num_engines: int = _UNSET,
+        engine_num_gpus: float = _UNSET,
+        engine_num_cpus: float = _UNSET,
+        engine_sleep: bool = _UNSET,
+        engine_options: Mapping[str, Any] = _UNSET,
+        probe_tolerance: float | None = _UNSET,
+    ) -> Self:
+        """Set what generates.
+
+        Args:
+            engine: "transformers": inside every EnvRunner. "vllm": actors of their own, shared by
+                all EnvRunners and by evaluation; all episodes of a group go to one of them.
+            num_engines: vLLM engines per policy.
+            engine_num_gpus: GPUs of one engine; a fraction shares a GPU, n > 1 with
+                `engine_options={"tensor_parallel_size": n}`.
+            engine_num_cpus: CPUs of one engine; on a CPU also its threads.
+            engine_sleep: Free the engines' GPU memory while the learner works (one shared GPU).
+            engine_options: Other fields of `VLLMSettings`, such as `gpu_memory_utilization`.
+            probe_tolerance: Largest mean difference between an engine's and the learner's
+                log-probabilities after a sync; None: 2e-3 in fp32, 0.3 in bf16; 0: no probe.
+        """
+        return self._take(dict(locals()))
+
     def stepping(
         self,
         *,
@@ -408,6 +445,22 @@ class GiGPOConfig(AlgorithmConfig):
             on_failure=self.on_env_failure,
             max_replays=self.max_replays,
         )
+
+    @property
+    def vllm_settings(self) -> VLLMSettings:
+        """How each vLLM engine runs."""
+        settings: dict[str, Any] = {
+            "dtype": self.dtype,
+            "max_model_len": self.max_prompt_tokens + self.max_response_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "num_gpus": self.engine_num_gpus,
+            "num_cpus": self.engine_num_cpus,
+            "enable_sleep_mode": self.engine_sleep,
+            "seed": self.root_seed,
+        }
+        if self.lora is not None:
+            settings |= {"enable_lora": True, "max_lora_rank": self.lora.rank}
+        return VLLMSettings(**settings | self.engine_options)
 
     @property
     def correction(self) -> RolloutCorrection | None:

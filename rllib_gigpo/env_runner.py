@@ -17,7 +17,7 @@ from ray.rllib.utils.checkpoints import Checkpointable
 
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines import build_engine
-from rllib_gigpo.engines.base import Engine, Sampling
+from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.engines.vllm.weights import PackedTensors, unpack
 from rllib_gigpo.games import Game
 from rllib_gigpo.metrics import episode_metrics
@@ -260,6 +260,21 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             return dict.fromkeys(weights, version)
         return {module_id: self._engine.version(module_id) for module_id in weights}
 
+    def attach(self, fleet: Any, version: int) -> None:
+        """Use engine actors that serve a weight version."""
+        from rllib_gigpo.engines.vllm.remote import RemoteVLLMEngine
+
+        if self._engine is None:
+            self._engine = RemoteVLLMEngine(fleet)
+            self._owns_engine = False
+        self._versions = dict.fromkeys(self.config.module_ids, version)
+
+    def probe(self, request: Request) -> Completion | None:
+        """Answer a probe; None where the engine is not built yet or is another runner's."""
+        if self._engine is None or not self._owns_engine:
+            return None
+        return self._loop.run_until_complete(_answer(self._engine, request))
+
     @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
         """Return what rebuilds this runner."""
@@ -295,3 +310,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self._engine is not None and self._owns_engine:
             self._engine.close()
         self._engine = None
+
+
+async def _answer(engine: Engine, request: Request) -> Completion:
+    return await engine.generate(request)

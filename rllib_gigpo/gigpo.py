@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -27,16 +26,17 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
+from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from rllib_gigpo.collect import Collected, collect
 from rllib_gigpo.config import GiGPOConfig
-from rllib_gigpo.engines.vllm.weights import PackedTensors
 from rllib_gigpo.env_runner import LLMEnvRunner, Played
 from rllib_gigpo.learner import PHASES
 from rllib_gigpo.metrics import episode_metrics, step_group_metrics
 from rllib_gigpo.rollout import Episode, GroupTask
 from rllib_gigpo.rows import RowData, episodes_to_batch
 from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.weight_sync import WeightSync
 
 T = TypeVar("T")
 
@@ -69,7 +69,29 @@ class GiGPO(Algorithm):
         trains_locally = self.env_runner_group.num_remote_workers() == 0
         if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
             self.eval_env_runner.share_engine(_local(self.env_runner_group))
+        groups = [g for g in (self.env_runner_group, self.eval_env_runner_group) if g is not None]
+        self.weights = WeightSync(
+            self.config, groups, self.first_learner, self.learner_group.is_local
+        )
         self._sync_weights()
+
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        """Stop learners, EnvRunners and engines."""
+        super().cleanup()
+        if hasattr(self, "weights"):
+            self.weights.close()
+
+    @classmethod
+    @override(Algorithm)
+    def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
+        """Reserve the engine actors' CPUs and GPUs beside RLlib's own bundles."""
+        request: Any = super().default_resource_request(config)
+        settings = cls.get_default_config().update_from_dict(config)
+        bundles = engine_bundles(settings)
+        if not bundles:
+            return request
+        return PlacementGroupFactory([*request.bundles, *bundles], strategy=request.strategy)
 
     @override(Algorithm)
     def training_step(self) -> None:
@@ -80,8 +102,10 @@ class GiGPO(Algorithm):
         with self._timed("grouping"):
             batch = self._to_rows(collected.episodes)
         self._log_rollout(collected, batch)
+        self.weights.sleep()
         self._update(batch)
         with self._timed("sync"):
+            self.weights.wake()
             self._sync_weights()
 
     def play(self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]) -> Collected:
@@ -144,10 +168,10 @@ class GiGPO(Algorithm):
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Bring dead runners back, with the learner's weights."""
+        """Bring dead runners back, with the weights that the others have."""
         restored = env_runner_group.probe_unhealthy_env_runners()
         if restored:
-            self._sync_weights()
+            self.weights.repeat()
         return restored
 
     def _to_rows(self, episodes: Sequence[Episode]) -> MultiAgentBatch:
@@ -188,20 +212,7 @@ class GiGPO(Algorithm):
 
     def _sync_weights(self) -> None:
         """Give every engine the learner's weights, as version `num_updates`."""
-        version = self.num_updates
-        groups = [g for g in (self.env_runner_group, self.eval_env_runner_group) if g is not None]
-        crosses = not self.learner_group.is_local or any(g.num_remote_workers() for g in groups)
-        weights = self.first_learner(partial(_weights, by_object_store=crosses))
-        for runners in groups:
-            if runners.num_remote_workers() == 0:
-                _local(runners).load_weights(weights, version)
-                continue
-            loaded = runners.foreach_env_runner(
-                _call("load_weights", weights, version), local_env_runner=False
-            )
-            stale = [served for served in loaded if set(served.values()) != {version}]
-            if stale:
-                raise RuntimeError(f"an EnvRunner serves weights {stale[0]}, expected {version}")
+        self.weights.push(self.num_updates)
 
     def first_learner(self, call: Callable[[Any], T]) -> T:
         """Call one learner: all of them hold the same weights."""
@@ -252,12 +263,6 @@ def _local(runners: EnvRunnerGroup) -> LLMEnvRunner:
     return runner
 
 
-def _weights(learner: Any, by_object_store: bool) -> dict[str, PackedTensors | ray.ObjectRef]:
-    """Return a learner's weights per module, or references to them in Ray's object store."""
-    packed = learner.packed_weights()
-    return {m: ray.put(tensors) for m, tensors in packed.items()} if by_object_store else packed
-
-
 def _call(method: str, *args: Any) -> Callable[[Any], Any]:
     """Return a call on a remote runner; object references are resolved there."""
 
@@ -267,6 +272,16 @@ def _call(method: str, *args: Any) -> Callable[[Any], Any]:
         )
 
     return call
+
+
+def engine_bundles(config: GiGPOConfig) -> list[dict[str, float]]:
+    """Return what Ray must reserve for the engine actors: one bundle each."""
+    if config.engine != "vllm":
+        return []
+    settings = config.vllm_settings
+    bundle = {"CPU": settings.num_cpus, "GPU": settings.num_gpus}
+    bundle = {name: amount for name, amount in bundle.items() if amount > 0}
+    return [dict(bundle) for _ in range(config.num_engines * len(config.module_ids))]
 
 
 def training_tasks(config: GiGPOConfig, iteration: int) -> list[GroupTask]:

@@ -423,6 +423,22 @@ class GiGPOTorchLearner(TorchLearner):
             for module_id in self.config.module_ids
         }
 
+    def packed_adapters(self) -> dict[str, tuple[PackedTensors, dict[str, Any]]]:
+        """Per module, the LoRA adapter's tensors and its peft configuration."""
+        adapters = {}
+        for module_id in self.config.module_ids:
+            tensors, peft_config = self._language_model(module_id).adapter_weights()
+            adapters[module_id] = (pack_tensors(tensors), peft_config)
+        return adapters
+
+    def response_logps(
+        self, module_id: str, prompt_ids: np.ndarray, response_ids: np.ndarray
+    ) -> np.ndarray:
+        """Log-probabilities of one response under the current policy, float32 [T]."""
+        (batch,) = pack([prompt_ids], [response_ids], token_budget=1)
+        with torch.no_grad():
+            return self._language_model(module_id).score(batch).logps[0].float().cpu().numpy()
+
     @override(Learner)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the state; the optimizer steps taken decide the warm-up."""

@@ -31,6 +31,7 @@ _CHOICES = {
     "old_logp": ("recompute", "engine"),
     "dtype": ("float32", "bfloat16"),
     "base_dtype": ("float32", "bfloat16"),
+    "engine": ("transformers", "vllm"),
     "on_env_failure": ("raise", "replay", "drop"),
     "on_long_prompt": ("error", "end_episode", "shorten_observation"),
 }
@@ -45,6 +46,7 @@ _WHOLE = {
     "top_k": 0,
     "max_num_seqs": 1,
     "step_threads": 0,
+    "num_engines": 1,
     "max_replays": 1,
     "max_abandoned_threads": 0,
     "evaluation_samples_per_task": 1,
@@ -104,6 +106,7 @@ def check_settings(config: GiGPOConfig) -> None:
         raise ValueError(f"profile={config.profile!r}: expected an AgentProfile")
     _ = ModelSpec(config.llm_model, options=config.llm_options)
     _check_lora(config)
+    _check_engine(config)
     _check_unused(config)
     _check_pairs(config)
     if config.env is not None:
@@ -128,6 +131,32 @@ def _check_unused(config: GiGPOConfig) -> None:
             raise ValueError(
                 f"{name.lstrip('_')}={value!r} has no effect: {instead}; leave it at {silent!r}"
             )
+
+
+def _check_engine(config: GiGPOConfig) -> None:
+    if config.probe_tolerance is not None:
+        _check_range("probe_tolerance", config.probe_tolerance, 0.0, math.inf)
+    if config.engine == "transformers":
+        for name, default in (
+            ("num_engines", 1),
+            ("engine_num_gpus", 0.0),
+            ("engine_sleep", False),
+        ):
+            if getattr(config, name) != default:
+                raise ValueError(
+                    f"{name}={getattr(config, name)!r} is of the vLLM engines: set engine='vllm', "
+                    f"or leave it at {default!r}"
+                )
+        if config.engine_options:
+            raise ValueError(
+                f"engine_options={config.engine_options!r} are of the vLLM engines: set "
+                "engine='vllm', or leave them empty"
+            )
+        return
+    try:
+        _ = config.vllm_settings
+    except TypeError as error:
+        raise ValueError(f"engine_options={config.engine_options!r}: {error}") from error
 
 
 def _check_lora(config: GiGPOConfig) -> None:
