@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_gigpo.metrics import episode_metrics
+from rllib_gigpo.metrics import episode_metrics, episode_return
 from rllib_gigpo.rollout import Episode, GroupTask
 from rllib_gigpo.seeding import derive_seed
 
@@ -79,6 +79,6 @@ def _outcome(episode: Episode) -> dict:
     return {
         **{name: facts[name] for name in kept if name in facts},
         **facts["numbers"],
-        "return": float(episode.get_return()),
+        "return": episode_return(episode),
         "steps": episode.env_steps(),
     }
