@@ -14,6 +14,7 @@ from rllib_gigpo.rows import (
     TOKEN_COLUMNS,
     MinibatchPlan,
     RowData,
+    agent_episodes,
     assign_learners,
     complete_batch,
     episodes_to_batch,
@@ -175,6 +176,11 @@ def test_a_team_member_that_never_acted_has_no_row():
     rows = rows_of(lonely)
     assert rows["step"].tolist() == [0, 1]
     assert rows["truncated"].tolist() == [False, True]
+
+
+def test_agents_that_never_acted_are_no_agents_of_an_episode():
+    assert agent_episodes(team(0, 0, truncated=True)) == []
+    assert [agent for agent, _ in agent_episodes(TEAM)] == ["a", "b"]
 
 
 def test_episodes_without_any_step_are_refused_with_the_cure():

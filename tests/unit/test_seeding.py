@@ -1,0 +1,186 @@
+"""Where every draw comes from: task seeds of training and evaluation, and what an outcome keeps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_gigpo import seeding
+from rllib_gigpo.config import GiGPOConfig
+from rllib_gigpo.evaluation import evaluate_panel, panel_seeds, panel_tasks
+from rllib_gigpo.gigpo import spread, training_tasks
+from rllib_gigpo.seeding import derive_seed
+from tests.episodes import Step, solo, team
+
+
+@given(
+    seed=st.integers(0, 2**40),
+    stream=st.sampled_from(["task", "response", "minibatch", "evaluation"]),
+    place=st.lists(st.integers(0, 2**31), max_size=5),
+)
+def test_a_seed_fits_everywhere(seed, stream, place):
+    drawn = derive_seed(seed, stream, *place)
+    assert isinstance(drawn, int)
+    assert 0 <= drawn < 2**31
+    assert drawn == derive_seed(seed, stream, *place)
+
+
+def test_every_part_of_the_place_counts():
+    places = [
+        (seed, stream, *place)
+        for seed in (0, 1, 11)
+        for stream in ("task", "response")
+        for place in ((), (1,), (1, 1), (11,), (1, 2), (2, 1), (0,), (0, 0))
+    ]
+    assert len({derive_seed(*place) for place in places}) == len(places)
+
+
+def test_seeds_are_spread_over_the_whole_range():
+    drawn = [derive_seed(0, "task", number) for number in range(4000)]
+    assert len(set(drawn)) == 4000
+    # Of 4000 even draws an eighth falls into each eighth of the range: 500 +- 21.
+    for eighth in range(8):
+        inside = sum(eighth * 2**28 <= seed < (eighth + 1) * 2**28 for seed in drawn)
+        assert 400 < inside < 600
+
+
+def test_an_unknown_stream_is_refused():
+    with pytest.raises(ValueError, match="unknown seed stream 'tasks': expected one of"):
+        derive_seed(0, "tasks", 1)
+
+
+def test_another_process_draws_the_same():
+    code = "import seeding; print(seeding.derive_seed(7, 'response', 3, 1, 4))"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(seeding.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(told.stdout) == derive_seed(7, "response", 3, 1, 4)
+
+
+# Tasks -------------------------------------------------------------------------------------------
+
+
+def config(seed: int = 0, **training) -> GiGPOConfig:
+    return GiGPOConfig().environment("KeyDoor").debugging(seed=seed).training(**training)
+
+
+def test_the_tasks_of_an_iteration():
+    tasks = training_tasks(config(num_groups=5, group_size=3), iteration=2)
+    assert [task.group for task in tasks] == [0, 1, 2, 3, 4]
+    assert {(task.size, task.iteration, task.stream) for task in tasks} == {(3, 2, "response")}
+    assert len({task.env_seed for task in tasks}) == 5
+    assert tasks == training_tasks(config(num_groups=5, group_size=3), iteration=2)
+
+
+def test_tasks_differ_by_run_and_iteration():
+    seeds = [
+        task.env_seed
+        for seed in (0, 1)
+        for iteration in (0, 1)
+        for task in training_tasks(config(seed, num_groups=20), iteration)
+    ]
+    assert len(set(seeds)) == 80
+
+
+def test_training_and_evaluation_never_meet():
+    # Training resets with even seeds, evaluation with odd ones.
+    drawn = {t.env_seed for i in range(50) for t in training_tasks(config(), i)}
+    assert all(seed % 2 == 0 for seed in drawn)
+    assert all(seed % 2 == 1 for seed in panel_seeds(config().evaluation(evaluation_duration=500)))
+
+
+def test_the_panel_is_the_same_for_every_run_and_grows_at_its_end():
+    short = panel_seeds(config(seed=0).evaluation(evaluation_duration=8))
+    long = panel_seeds(config(seed=9).evaluation(evaluation_duration=32))
+    assert len(set(long)) == 32
+    assert long[:8] == short
+
+
+def test_every_task_of_the_panel_is_played_k_times():
+    chosen = config().evaluation(evaluation_task_seeds=[5, 6, 9], evaluation_samples_per_task=4)
+    tasks = panel_tasks(chosen)
+    assert [(t.group, t.env_seed, t.size, t.stream) for t in tasks] == [
+        (0, 5, 4, "evaluation"),
+        (1, 6, 4, "evaluation"),
+        (2, 9, 4, "evaluation"),
+    ]
+
+
+@given(items=st.integers(0, 40), parts=st.integers(1, 12))
+def test_groups_are_spread_over_the_runners(items, parts):
+    shares = spread(range(items), parts)
+    assert len(shares) == parts
+    assert [item for share in shares for item in share] == list(range(items))
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+# Outcomes ----------------------------------------------------------------------------------------
+
+
+class Panel:
+    """As much of an algorithm as an evaluation uses."""
+
+    class _Played:
+        def __init__(self, episodes):
+            self.episodes = episodes
+
+    class _Metrics:
+        def aggregate(self, stats, key):
+            self.key = key
+
+    def __init__(self, *episodes):
+        self.config = config().evaluation(evaluation_task_seeds=[5])
+        self.env_runner_group = "the training runners"
+        self.metrics = self._Metrics()
+        self.last_evaluation = None
+        self._episodes = episodes
+
+    def play(self, runners, tasks):
+        assert runners == "the training runners"
+        assert [task.env_seed for task in tasks] == [5]
+        return self._Played(self._episodes)
+
+
+def test_an_evaluation_keeps_what_every_episode_came_to():
+    algorithm = Panel(
+        solo(
+            0,
+            0,
+            Step("a", 1.0),
+            Step("b", 2.0),
+            env_seed=5,
+            task_id="t5",
+            won=True,
+            numbers={"score": 0.5},
+        ),
+        team(0, 1, Step("a", 1.0, agent="x"), Step("b", 4.0, agent="y"), env_seed=5, won=False),
+    )
+    results, env_steps, _ = evaluate_panel(algorithm, None)
+    assert results["success_rate"] == 0.5
+    assert env_steps == 4
+    assert algorithm.metrics.key == ("evaluation", "env_runners")
+    assert algorithm.last_evaluation == [
+        {
+            "env_seed": 5,
+            "task_id": "t5",
+            "member": 0,
+            "won": True,
+            "score": 0.5,
+            "return": 3.0,
+            "steps": 2,
+        },
+        # A team's return is the mean over its agents, as in the metrics: (1 + 4) / 2.
+        {"env_seed": 5, "member": 1, "won": False, "return": 2.5, "steps": 2},
+    ]
+    # Success and return are those of the metrics.
+    assert results["episode_return_mean"] == pytest.approx(2.75)
