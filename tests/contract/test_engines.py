@@ -317,6 +317,23 @@ def test_more_requests_than_max_num_seqs_are_all_answered(client: Client) -> Non
     np.testing.assert_array_equal(completions[39].token_ids, client.one(seed=39).token_ids[:3])
 
 
+def test_a_burst_of_long_prompts_is_answered_like_each_alone(
+    client: Client, references: dict[str, PreTrainedModel]
+) -> None:
+    """40 x 240 prompt tokens: more than an engine computes in one step."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, VOCAB_SIZE, size=240) for _ in range(40)]
+    completions = client.batch(
+        [client.request(prompt, seed=seed, max_tokens=3) for seed, prompt in enumerate(prompts)]
+    )
+    for prompt, completion in zip(prompts, completions, strict=True):
+        expected = forward_logps(references[POLICY], prompt, completion.token_ids)
+        np.testing.assert_allclose(completion.logps, expected, atol=EXACT)
+    for seed in (0, 20, 39):
+        alone = client.one(prompts[seed], seed=seed, max_tokens=3)
+        np.testing.assert_array_equal(completions[seed].token_ids, alone.token_ids)
+
+
 # --- ends of a response -------------------------------------------------------------------------
 
 

@@ -206,6 +206,25 @@ def test_a_killed_engine_comes_back_and_its_requests_are_repeated(
     assert engine.faults.retried_requests == before.retried_requests + 8
 
 
+def test_an_engine_that_fails_inside_ends_its_process_and_says_why(
+    engine: RemoteVLLMEngine,
+) -> None:
+    def break_it(actor: Any) -> None:
+        def step() -> None:
+            raise ZeroDivisionError("a kernel failed")
+
+        for policy in actor._engine._policies.values():
+            policy.llm.step = step
+
+    before = batch(engine, requests_of(4))
+    restarts = engine.faults.engine_restarts
+    ray.get(engine.fleet.engines[POLICY][0].__ray_call__.remote(break_it))
+    for one, other in zip(before, batch(engine, requests_of(4)), strict=True):
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+    assert engine.faults.engine_restarts == restarts + 1
+    assert "a kernel failed" in ray.get(engine.fleet.vault.last_error.remote(POLICY))
+
+
 def test_an_engine_that_died_between_calls_takes_the_next_weights(
     engine: RemoteVLLMEngine,
 ) -> None:

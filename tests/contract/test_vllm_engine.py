@@ -17,7 +17,7 @@ import pytest
 import torch
 from tiny_models import Family, build_tiny_folder, forward_logps, tiny_adapter, tiny_model
 
-from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling
+from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling, generate_batch
 from rllib_gigpo.engines.vllm.engine import VLLMEngine
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
@@ -34,8 +34,8 @@ pytestmark = [
 SETTINGS = VLLMSettings(
     dtype="float32",
     max_model_len=128,
-    max_num_seqs=8,
-    kv_cache_memory_bytes=8 << 20,
+    max_num_seqs=16,
+    kv_cache_memory_bytes=1 << 19,  # 2 layers x 2 x 32 x 4 bytes = 512 bytes a token: 1024 tokens
     enable_lora=True,
     max_lora_rank=8,
 )
@@ -169,6 +169,27 @@ def test_sleep_mode_wakes_weights_for_a_load_and_the_rest_later(
     assert executor.sleeping_tags == set()
     np.testing.assert_array_equal(before.token_ids, generate(engine).token_ids)
     assert generate(engine, "qwen3").finish_reason == "length"
+
+
+def test_requests_put_off_for_lack_of_memory_come_out_the_same(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 x (20 + 100) tokens in a cache of 1024: vLLM preempts some and computes them again."""
+    scheduler = engine._policies["llama"].llm.engine_core.engine_core.scheduler
+    preempt, preempted = scheduler._preempt_request, []
+
+    def counting(request: Any, *args: Any, **kwargs: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", counting)
+    requests = [request_of(seed=seed, max_tokens=100) for seed in range(16)]
+    together = asyncio.run(generate_batch(engine, requests))
+    assert preempted
+    for request, other in list(zip(requests, together, strict=True))[::5]:
+        alone = asyncio.run(engine.generate(request))
+        np.testing.assert_array_equal(alone.token_ids, other.token_ids)
+        np.testing.assert_allclose(alone.logps, other.logps, atol=EXACT)
 
 
 # --- samplers -----------------------------------------------------------------------------------

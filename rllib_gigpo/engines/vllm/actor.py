@@ -7,6 +7,7 @@ process loads the newest weights from the vault before it answers anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import uuid
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import ray
+from ray.exceptions import RayActorError
 
 from rllib_gigpo.engines.base import Completion, Request
 from rllib_gigpo.engines.vllm.engine import VLLMEngine
@@ -29,6 +31,7 @@ Result = TypeVar("Result")
 
 # Ray's own limit of concurrent calls; vLLM queues what exceeds `max_num_seqs`.
 _MAX_CONCURRENT_CALLS = 10_000
+_NOTE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class WeightVault:
 
     def __init__(self) -> None:
         self._published: dict[str, list[Published]] = {}
+        self._last_error: dict[str, str] = {}
 
     def publish(self, policy_id: str, published: Published) -> None:
         """Remember the newest weights, or the newest adapter beside the weights it stands on."""
@@ -66,6 +70,14 @@ class WeightVault:
     def newest(self, policy_id: str) -> list[Published]:
         """What to load, in order; empty before the first sync."""
         return self._published.get(policy_id, [])
+
+    def note_death(self, policy_id: str, error: str) -> None:
+        """Remember what an engine died of, which its clients cannot see."""
+        self._last_error[policy_id] = error
+
+    def last_error(self, policy_id: str) -> str:
+        """What an engine of the policy last died of."""
+        return self._last_error.get(policy_id, "its process was killed")
 
 
 @dataclass(frozen=True)
@@ -98,8 +110,8 @@ class VLLMEngineActor:
         self._policy_id = policy_id
         self._incarnation = uuid.uuid4().hex
         self._engine = VLLMEngine({policy_id: model}, settings)
-        vault = ray.get_actor(vault_name)
-        for published in ray.get(vault.newest.remote(policy_id)):
+        self._vault = ray.get_actor(vault_name)
+        for published in ray.get(self._vault.newest.remote(policy_id)):
             self._load(published, ray.get(published.packed))
 
     @ray.method(max_task_retries=-1)
@@ -146,8 +158,11 @@ class VLLMEngineActor:
     async def _guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return await work
-        except EngineDiedError:
+        except EngineDiedError as error:
             logger.exception("the engine of policy %r ends its process", self._policy_id)
+            with contextlib.suppress(RayActorError, TimeoutError):
+                note = self._vault.note_death.remote(self._policy_id, str(error))
+                await asyncio.wait_for(note, _NOTE_TIMEOUT_S)
             logging.shutdown()
             os._exit(1)  # unlike an orderly exit, this makes Ray start a new process
 

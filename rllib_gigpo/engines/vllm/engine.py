@@ -255,13 +255,15 @@ class VLLMEngine:
         import_vllm()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
         for policy_id, model in models.items():
             shapes, optional = parameter_shapes(str(model))
             args = self.settings.engine_args(str(model), on_cpu=current_platform.is_cpu())
             with process_kept():
-                llm = LLMEngine.from_engine_args(EngineArgs(**args))
+                # vLLM schedules larger batches for offline use than for a server.
+                llm = LLMEngine.from_engine_args(EngineArgs(**args), UsageContext.LLM_CLASS)
             self._thread.engines[policy_id] = llm
             llm.collective_rpc(install)
             self._policies[policy_id] = _Policy(

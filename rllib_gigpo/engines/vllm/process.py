@@ -43,7 +43,7 @@ def import_vllm() -> None:
         ImportError: vLLM is not installed.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # Tensor parallel CPU workers would otherwise each claim fixed cores.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:

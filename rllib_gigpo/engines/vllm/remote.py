@@ -170,9 +170,10 @@ class RemoteVLLMEngine:
                 return await running.engine.generate.remote(request)
             except RayActorError as error:
                 if attempt == _MAX_RETRIES:
+                    cause = await self.fleet.vault.last_error.remote(request.policy_id)
                     raise EngineDiedError(
                         f"the engine died {attempt + 1} times under request "
-                        f"{request.request_id!r}: {error}"
+                        f"{request.request_id!r}, last of this: {cause}"
                     ) from error
             birth = await self._wait_until_back(running.engine)
             if running.aborted.is_set():

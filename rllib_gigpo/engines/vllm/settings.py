@@ -8,6 +8,7 @@ from typing import Any, Literal
 # vLLM's CPU default of 128 means that a shared prompt of fewer tokens never hits the prefix cache.
 _CPU_BLOCK_SIZE = 32
 _CPU_KV_CACHE_BYTES = 1 << 30
+_CPU_STEP_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,10 @@ class VLLMSettings:
                 "max_lora_rank": self.max_lora_rank,
             }
         if on_cpu:
+            # vLLM's CPU runner dies when it splits the prompt of a request with a seed over two
+            # steps ("CPU Generator does not use offset"), so a step must hold a whole prompt.
+            args["enable_chunked_prefill"] = False
+            args["max_num_batched_tokens"] = max(_CPU_STEP_TOKENS, self.max_model_len)
             args["block_size"] = self.block_size or _CPU_BLOCK_SIZE
             args["kv_cache_memory_bytes"] = self.kv_cache_memory_bytes or _CPU_KV_CACHE_BYTES
         else:
