@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from rllib_gigpo import scripted
 from rllib_gigpo.scripted import Policy
 
 Make = Callable[[], Any]
@@ -111,13 +110,11 @@ def fingerprint_elsewhere(make: Make, policy: Policy) -> str:
     Raises:
         RuntimeError: That process failed; its last lines are told.
     """
-    # By value: importing them there would import Ray and PyTorch as well.
-    own_modules = [sys.modules[__name__], scripted]
-    for module in own_modules:
-        cloudpickle.register_pickle_by_value(module)
+    # By value: importing this package there would import Ray and PyTorch as well.
+    package = sys.modules[__name__.partition(".")[0]]
+    cloudpickle.register_pickle_by_value(package)
     work = cloudpickle.dumps((make, policy, Player, fingerprint))
-    for module in own_modules:
-        cloudpickle.unregister_pickle_by_value(module)
+    cloudpickle.unregister_pickle_by_value(package)
     result = subprocess.run(
         [
             sys.executable,

@@ -1,4 +1,4 @@
-"""KeyDoor broken in one way each, for the checks of the contract to notice.
+"""KeyDoor broken in one way each, for the checks of the contract to notice, and two lesser kinds.
 
 In a module of its own, so that the process which replays them imports little.
 """
@@ -111,6 +111,22 @@ class NoEnd(KeyDoor):
     def step(self, action):
         self._steps -= 1
         return super().step(action)
+
+
+class Silent(KeyDoor):
+    """Keeps the contract; has no expert and does not say who won."""
+
+    expert_action = property()
+
+    def _info(self):
+        return {key: value for key, value in super()._info().items() if key != "won"}
+
+
+class GivesUp(KeyDoor):
+    """Keeps the contract; its expert knows no task."""
+
+    def expert_action(self):
+        raise ValueError("no expert for this task")
 
 
 def only_moves(env, observation, info, rng):
