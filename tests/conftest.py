@@ -31,3 +31,11 @@ def local_ray():
     context = ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
     yield context
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def warm_model(tmp_path_factory):
+    """Folder of a tiny model that plays small KeyDoors badly, but in the right format."""
+    from tests.ray_runs import warm_started_model
+
+    return warm_started_model(tmp_path_factory.mktemp("warm") / "model")

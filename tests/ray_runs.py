@@ -1,0 +1,134 @@
+"""What the tests on a real Ray share: a fragile environment, runs, and what to compare of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.key_door import KeyDoor
+from rllib_gigpo import GiGPO, GiGPOConfig, register_llm_env
+from rllib_gigpo.agent.profiles.key_door import profile
+from rllib_gigpo.engines.vllm.weights import unpack
+from rllib_gigpo.models import materialize
+from rllib_gigpo.record import expert, record
+from rllib_gigpo.sft import WarmStart, warm_start
+from tests.tiny_runs import tiny_config
+
+
+class Fragile(KeyDoor):
+    """KeyDoor that breaks once at its next step when a file says so, and is whole without it.
+
+    Args:
+        flag: The file. "exit" ends the process, "raise" raises ZeroDivisionError. It is removed
+            first, so that only one environment of all processes breaks.
+    """
+
+    def __init__(self, *, flag: str = "", **arguments: Any):
+        super().__init__(**arguments)
+        self._flag = Path(flag)
+
+    def step(self, action: str):
+        if self._flag.is_file():
+            what = self._flag.read_text()
+            try:
+                self._flag.unlink()
+            except FileNotFoundError:  # another one was faster
+                return super().step(action)
+            if what == "exit":
+                os._exit(1)
+            raise ZeroDivisionError("the key broke")
+        return super().step(action)
+
+
+register_llm_env("Fragile", Fragile, profile)
+
+
+def warm_started_model(folder: Path) -> Path:
+    """A tiny model that has seen an expert and acts validly most of the time."""
+    config = run_config("tiny", flag="")
+    examples = record(
+        lambda: config.env_spec.make(config.env_config),
+        config.agent_profile,
+        policy=expert,
+        episodes=60,
+    )
+    spec = tiny_config().model_spec
+    settings = WarmStart(steps=25, batch_size=32, lr=1e-2, warmup_steps=5)
+    return warm_start(materialize(spec), examples, folder, settings=settings)
+
+
+def run_config(model: Path | str, *, flag: Path | str = "", **training: Any) -> GiGPOConfig:
+    """A run with everything on: KL, AdamW, warm-up, minibatches, penalty."""
+    settings = {
+        "num_groups": 3,
+        "group_size": 3,
+        "optimizer_name": "adamw",
+        "lr": 3e-3,
+        "lr_warmup_steps": 8,
+        "grad_clip": 1.0,
+        "kl_coeff": 0.05,
+        "num_minibatches": 2,
+        "invalid_action_penalty": 0.1,
+    }
+    return (
+        tiny_config(**{**settings, **training})
+        .environment("Fragile", env_config={"size": 3, "horizon": 8, "flag": str(flag)})
+        .llm(model=str(model), options={})
+        .debugging(seed=7)
+    )
+
+
+def weights_of(algorithm: GiGPO) -> dict[str, torch.Tensor]:
+    """A copy of the learner's weights."""
+    learner: Any = algorithm.learner_group._learner
+    if learner is None:
+        answers = algorithm.learner_group.foreach_learner(lambda each: each.packed_weights())
+        packed = next(iter(answers)).get()
+    else:
+        packed = learner.packed_weights()
+    return {name: tensor.clone() for name, tensor in unpack(packed["default_policy"]).items()}
+
+
+# What depends on the clock, the machine, or how often a process was started.
+_OF_THE_MOMENT = (
+    "time",
+    "date",
+    "hostname",
+    "node_ip",
+    "pid",
+    "perf",
+    "throughput",
+    "seconds",
+    "trial_id",
+    "config",
+    "iterations_since_restore",
+    "env_runner_group",
+    "fault_tolerance",
+    # RLlib logs these once per process and reports NaN from then on.
+    "trainable_parameters",
+)
+
+
+def facts_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything of a result that a repeated run must repeat, flat; NaN as text."""
+    return {
+        key: "nan" if isinstance(value, float) and math.isnan(value) else value
+        for key, value in _flat(result, "")
+        if not any(word in key for word in _OF_THE_MOMENT)
+    }
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}/{name}" if key else str(name))
+    elif isinstance(value, np.generic):
+        yield key, value.item()
+    else:
+        yield key, value
