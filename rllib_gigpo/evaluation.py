@@ -52,7 +52,8 @@ def evaluate_panel(
 ) -> tuple[dict[str, float], int, int]:
     """Play the panel; RLlib's custom evaluation function of GiGPO.
 
-    The ids of the tasks and their outcomes are kept in `algorithm.last_evaluation`.
+    The ids of the tasks and their outcomes are kept in `algorithm.last_evaluation`, which
+    `GiGPO.evaluate` adds to its result as `episodes`.
 
     Args:
         algorithm: The algorithm.
@@ -63,12 +64,12 @@ def evaluate_panel(
     """
     runners = group if group is not None else algorithm.env_runner_group
     config: Any = algorithm.evaluation_config if group is not None else algorithm.config
-    episodes = algorithm.play(runners, panel_tasks(config)).episodes
-    results = episode_metrics(episodes)
+    collected = algorithm.play(runners, panel_tasks(config))
+    results = {**episode_metrics(collected.episodes), **collected.counts()}
     logger = MetricsLogger(root=False)
     logger.log_dict(results, window=1)
     algorithm.metrics.aggregate([logger.reduce()], key=(EVALUATION_RESULTS, ENV_RUNNER_RESULTS))
-    algorithm.last_evaluation = [_outcome(episode) for episode in episodes]
+    algorithm.last_evaluation = [_outcome(episode) for episode in collected.episodes]
     steps = int(results["num_env_steps_sampled"])
     return results, steps, steps
 

@@ -230,9 +230,15 @@ class GiGPO(Algorithm):
 
     @override(Algorithm)
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Evaluate the learner's weights, whoever set them."""
+        """Evaluate the learner's weights, whoever set them.
+
+        Returns:
+            RLlib's evaluation results and, as `episodes`, `last_evaluation` (a tuple, because
+            Tune's TensorBoard logger takes a list for a histogram).
+        """
         self._sync_weights()
-        return super().evaluate(*args, **kwargs)
+        results = super().evaluate(*args, **kwargs)
+        return {**results, "episodes": tuple(self.last_evaluation)}
 
     @override(Algorithm)
     def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
