@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import ray
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
@@ -81,7 +82,14 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._stepper = Stepper(self.config.step_settings)
         self._sampled = 0
         self._unreported: list[Episode] = []
-        self.make_env()
+        self.env_error: str | None = None
+        try:
+            self.make_env()
+        except Exception as error:
+            if not self.worker_index:
+                raise
+            # Raised in an actor, it would reach nobody: `GiGPO.setup` asks for it.
+            self.env_error = str(error)
 
     @property
     def engine(self) -> Engine:
@@ -107,6 +115,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def get_spaces(self) -> dict[str, tuple]:
         """Return the string spaces of the environment for every module."""
+        if not self._idle:  # `GiGPO.setup` is about to raise `env_error`.
+            space = gymnasium.spaces.Text(1)
+            return dict.fromkeys((INPUT_ENV_SPACES, *self.config.module_ids), (space, space))
         env: Any = self._idle[0].env
         if self._idle[0].is_team:
             agent = next(iter(env.possible_agents))
@@ -186,7 +197,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
 
     def _new_game(self) -> Game:
-        return Game(self._spec.make(self.config.env_config), self._spec.name)
+        try:
+            return Game(self._spec.make(self.config.env_config), self._spec.name)
+        except Exception as error:
+            raise RuntimeError(
+                f"environment {self._spec.name!r} could not be made: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     @override(EnvRunner)
     def sample(
