@@ -88,6 +88,7 @@ class GiGPOConfig(AlgorithmConfig):
         self.invalid_action_penalty = 0.1
         self.penalty_scope: PenaltyScope = "return"
         self.old_logp = "recompute"
+        self.max_staleness = 0
         self.rollout_correction: RolloutCorrection | str | None = "auto"
 
         # Set by llm(...).
@@ -175,6 +176,7 @@ class GiGPOConfig(AlgorithmConfig):
         penalty_scope: Literal["return", "step"] = _UNSET,
         old_logp: Literal["recompute", "engine"] = _UNSET,
         rollout_correction: RolloutCorrection | Literal["auto"] | None = _UNSET,
+        max_staleness: int = _UNSET,
         **kwargs: Any,
     ) -> Self:
         """Set how groups are drawn and how the policy learns from them.
@@ -211,8 +213,11 @@ class GiGPOConfig(AlgorithmConfig):
             old_logp: Old log-probabilities of the ratio: "recompute" by the learner before the
                 first optimizer step, or the "engine"'s own.
             rollout_correction: Importance weights for engines that differ from the learner's
-                policy. "auto": the default `RolloutCorrection()` where the engine computes in bf16,
-                none in fp32.
+                policy. "auto": the default `RolloutCorrection()` where the engine computes in bf16
+                or `max_staleness` is above 0, else none.
+            max_staleness: 0 learns on-policy. 1 plays the next iteration's groups with the present
+                weights while the learner updates, so its rows are one version old; needs remote
+                EnvRunners. Such a run does not resume bit for bit.
             **kwargs: RLlib's `lr`, `gamma`, `num_epochs`, `minibatch_size` (rows per optimizer
                 step over all learners), `grad_clip`, ...
         """
@@ -467,7 +472,8 @@ class GiGPOConfig(AlgorithmConfig):
         """The rollout correction that is in force."""
         if isinstance(self.rollout_correction, RolloutCorrection):
             return self.rollout_correction
-        is_needed = self.rollout_correction == "auto" and self.dtype == "bfloat16"
+        is_off_policy = self.dtype == "bfloat16" or self.max_staleness > 0
+        is_needed = self.rollout_correction == "auto" and is_off_policy
         return RolloutCorrection() if is_needed else None
 
     @property

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import ray
@@ -34,13 +35,20 @@ from rllib_gigpo.env_runner import LLMEnvRunner, Played
 from rllib_gigpo.learner import PHASES
 from rllib_gigpo.metrics import episode_metrics, step_group_metrics
 from rllib_gigpo.rollout import Episode, GroupTask
-from rllib_gigpo.rows import RowData, episodes_to_batch
+from rllib_gigpo.rows import RowData, episodes_to_batch, modules_of
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.weight_sync import WeightSync
 
 T = TypeVar("T")
 
 _ROUNDS_WITHOUT_PROGRESS = 10
+
+
+class _Ahead(NamedTuple):
+    """Episodes that are being played before their iteration begins."""
+
+    iteration: int
+    collected: Future[Collected]
 
 
 class GiGPO(Algorithm):
@@ -64,6 +72,8 @@ class GiGPO(Algorithm):
     def setup(self, config: GiGPOConfig) -> None:
         """Build EnvRunners and learners; a local evaluation runner shares the local engine."""
         self.num_updates = 0
+        self._ahead: _Ahead | None = None
+        self._thread: ThreadPoolExecutor | None = None
         self.last_evaluation: list[dict[str, Any]] = []
         super().setup(config)
         trains_locally = self.env_runner_group.num_remote_workers() == 0
@@ -81,6 +91,9 @@ class GiGPO(Algorithm):
     @override(Algorithm)
     def cleanup(self) -> None:
         """Stop learners, EnvRunners and engines."""
+        thread = getattr(self, "_thread", None)
+        if thread is not None:
+            thread.shutdown(cancel_futures=True)
         super().cleanup()
         if hasattr(self, "weights"):
             self.weights.close()
@@ -99,17 +112,37 @@ class GiGPO(Algorithm):
     @override(Algorithm)
     def training_step(self) -> None:
         """Run one iteration."""
-        tasks = training_tasks(self.config, self.num_updates)
         with self._timed("rollout"):
-            collected = self.play(self.env_runner_group, tasks)
+            collected = self._collect(self.num_updates)
         with self._timed("grouping"):
             batch = self._to_rows(collected.episodes)
         self._log_rollout(collected, batch)
         self.weights.sleep()
+        if self.config.max_staleness > 0:
+            self._play_ahead(self.num_updates + 1)
         self._update(batch)
+        if self._ahead is not None:
+            # Weights change only while no request runs.
+            with self._timed("wait_for_rollout"):
+                wait([self._ahead.collected])
         with self._timed("sync"):
             self.weights.wake()
             self._sync_weights()
+
+    def _collect(self, iteration: int) -> Collected:
+        """Return the episodes of an iteration, played ahead or now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.iteration == iteration:
+            return ahead.collected.result()
+        return self.play(self.env_runner_group, training_tasks(self.config, iteration))
+
+    def _play_ahead(self, iteration: int) -> None:
+        """Start playing an iteration with the weights that the engines have now."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "rollout")
+        tasks = training_tasks(self.config, iteration)
+        future = self._thread.submit(self.play, self.env_runner_group, tasks)
+        self._ahead = _Ahead(iteration, future)
 
     def play(self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]) -> Collected:
         """Play groups on the runners of a group, as evenly as their number allows.
@@ -156,7 +189,7 @@ class GiGPO(Algorithm):
             return []
         shares = [share for share in spread(tasks, len(ids)) if share]
         return runners.foreach_env_runner(
-            [_call("play", share, self.num_updates) for share in shares],
+            [_call("play", share, self.weights.version) for share in shares],
             remote_worker_ids=ids[: len(shares)],
             local_env_runner=False,
         )
@@ -212,6 +245,11 @@ class GiGPO(Algorithm):
             tokens = sum(int(r[f"num_{kind}_tokens"].sum()) for r in batch.policy_batches.values())
             self.metrics.log_value((ENV_RUNNER_RESULTS, f"num_{kind}_tokens"), tokens, window=1)
         self.metrics.log_dict(step_group_metrics(batch), key=ENV_RUNNER_RESULTS, window=1)
+        versions = np.concatenate([rows["weight_version"] for _, rows in modules_of(batch)])
+        staleness = float(self.num_updates - versions.mean())
+        self.metrics.log_value((ENV_RUNNER_RESULTS, "staleness"), staleness, window=1)
+        for name, count in self.weights.faults.items():
+            self.metrics.log_value((ENV_RUNNER_RESULTS, name), count, window=1)
 
     def _sync_weights(self) -> None:
         """Give every engine the learner's weights, as version `num_updates`."""
@@ -258,6 +296,7 @@ class GiGPO(Algorithm):
     def set_state(self, state: dict[str, Any]) -> None:
         """Take over a state."""
         self.num_updates = state.get("num_updates", self.num_updates)
+        self._ahead = None
         super().set_state(state)
         self._sync_weights()
 

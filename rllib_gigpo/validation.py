@@ -183,6 +183,21 @@ def _check_pairs(config: GiGPOConfig) -> None:
             f"minibatch_size={config.minibatch_size} and num_minibatches={config.num_minibatches} "
             "are both set: set one of them and the other to None"
         )
+    if config.max_staleness not in (0, 1):
+        raise ValueError(
+            f"max_staleness={config.max_staleness!r}: expected 0 (on-policy) or 1 (rollouts one "
+            "version behind the learner)"
+        )
+    if config.max_staleness > 0 and config.num_env_runners == 0 and not config.in_evaluation:
+        raise ValueError(
+            "max_staleness=1 with num_env_runners=0: rollouts in the learner's own process cannot "
+            "run beside it; set env_runners(num_env_runners=1) or more"
+        )
+    if config.max_staleness > 0 and config.engine_sleep:
+        raise ValueError(
+            "max_staleness=1 with engine_sleep=True: engines that sleep during the update cannot "
+            "play beside it; use one of the two"
+        )
     correction = config.rollout_correction
     if not (correction in ("auto", None) or isinstance(correction, RolloutCorrection)):
         raise ValueError(

@@ -86,6 +86,11 @@ class WeightSync:
             "retried_requests": self.fleet.faults.retried_requests,
         }
 
+    @property
+    def version(self) -> int:
+        """The version that engines serve."""
+        return -1 if self._sent is None else self._sent.version
+
     def push(self, version: int) -> None:
         """Give every engine the learner's weights as a version, and probe them.
 
