@@ -7,6 +7,9 @@ from typing import Any
 
 from rllib_gigpo.config import GiGPOConfig
 
+_OWN_MEANS = frozenset(
+    {"episode_return_mean", "episode_len_mean", "prompt_tokens_mean", "response_tokens_mean"}
+)
 _PHASES = ("rollout", "grouping", "advantages", "old_logp", "ref_logp", "update", "sync")
 
 
@@ -42,6 +45,9 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         f"tokens: {int(found['num_prompt_tokens']):,} prompt, "
         f"{int(found['num_response_tokens']):,} response",
     ]
+    told = _environment_numbers(found)
+    if told:
+        lines.append("environment: " + ", ".join(f"{name} {value:.3g}" for name, value in told))
     for module_id, learned in result["learners"].items():
         if "nonzero_advantage_share" not in learned:
             continue
@@ -58,3 +64,9 @@ def describe(result: Mapping[str, Any]) -> list[str]:
             )
     lines.append("seconds: " + ", ".join(f"{phase} {timers[phase]:.2f}" for phase in _PHASES))
     return lines
+
+
+def _environment_numbers(found: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The means of what the environment's infos say, such as score or tool calls."""
+    names = sorted(name for name in found if name.endswith("_mean") and name not in _OWN_MEANS)
+    return [(name.removesuffix("_mean").replace("_", " "), found[name]) for name in names]

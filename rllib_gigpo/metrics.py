@@ -39,7 +39,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         that hit the token limit), `truncated_rate` (episodes), `num_episodes`,
         `num_env_steps_sampled`; where the environment tells, `success_rate` and
         `success_rate/<task type>`, and for every other number of its last info, such as `score`,
-        `<name>_mean`; and `agent_episode_return_mean/<agent>` and
+        `<name>_mean` and `<name>_mean/<task type>`; and `agent_episode_return_mean/<agent>` and
         `module_episode_return_mean/<module>`.
     """
     values: dict[str, list[float]] = defaultdict(list)
@@ -54,6 +54,8 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
                 values[f"success_rate/{facts['task_type']}"].append(float(facts["won"]))
         for name, value in facts["numbers"].items():
             values[f"{name}_mean"].append(float(value))
+            if "task_type" in facts:
+                values[f"{name}_mean/{facts['task_type']}"].append(float(value))
         for agent, single in agent_episodes(episode):
             own_return = float(single.get_return())
             values[f"agent_episode_return_mean/{agent}"].append(own_return)

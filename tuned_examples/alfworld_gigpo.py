@@ -20,38 +20,23 @@ every part works on real games.
 """
 
 import json
-import logging
 import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import ray
-import torch
-from ray.rllib.examples.utils import (
-    add_rllib_example_script_args,
-    run_rllib_example_script_experiment,
-)
+from _shared import cut_down, example_parser, run_example
 
-from rllib_gigpo import GiGPO, GiGPOConfig
+from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.agent.profiles.alfworld import profile, short_profile
-from rllib_gigpo.demo import report_iterations
-from rllib_gigpo.models import materialize
-from rllib_gigpo.record import Example, record
-from rllib_gigpo.scripted import expert
-from rllib_gigpo.sft import WarmStart, warm_start
+from rllib_gigpo.scripted import Policy, expert
 
-_WARM_START_ROWS = 64
 _DEMO_STEPS = 8
 
-parser = add_rllib_example_script_args(default_iters=150, default_reward=10.0)
-parser.set_defaults(algo="GiGPO", env="ALFWorld", evaluation_interval=5, evaluation_duration=128)
-parser.add_argument("--model", default=None, help="model name, id or folder")
+parser = example_parser(
+    "ALFWorld", iterations=150, best_return=10.0, evaluation_interval=5, tasks=128
+)
 parser.add_argument("--split", default=None, help="folder below json_2.1.* of ALFWORLD_DATA")
-parser.add_argument("--cpu-demo", action="store_true", help="two short iterations on this CPU")
-parser.add_argument("--smoke", action="store_true", help="the CPU demo on shipped games")
 parser.add_argument("--walkthroughs", default=None, help="JSON of winning commands per task id")
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--results", default="runs/alfworld_demo", help="folder of the CPU demo")
 
 
 def paper_config(args) -> GiGPOConfig:
@@ -91,125 +76,38 @@ def paper_config(args) -> GiGPOConfig:
 
 
 def demo_config(args) -> GiGPOConfig:
-    """Return the paper's settings cut down to what a laptop does in minutes."""
+    """Return the settings of the CPU demo."""
     env_config = {
         "games": "shipped" if args.smoke else "real",
         "split": args.split or ("train" if args.smoke else "valid_train"),
         "horizon": _DEMO_STEPS,
     }
-    is_tiny = args.model in (None, "tiny")
     return (
-        paper_config(args)
+        cut_down(paper_config(args), args)
         .environment("ALFWorld", env_config=env_config)
-        .llm(
-            model=args.model or "tiny",
-            dtype="float32" if is_tiny else "bfloat16",
-            max_prompt_tokens=1024,
-            max_response_tokens=64,
-        )
         .agent(profile=short_profile())
-        .training(
-            num_groups=2,
-            group_size=2,
-            lr=1e-3 if is_tiny else 1e-5,
-            num_minibatches=2,
-            micro_batch_tokens=4096,
-        )
     )
 
 
-def warm_start_examples(config: GiGPOConfig, args) -> list[Example]:
-    """Record winning steps of games that the demo does not train on."""
-    env = config.env_spec.make(config.env_config)
-    trained = set(trained_tasks(config))
-    task_ids = [task_id for task_id in env.unwrapped.task_ids() if task_id not in trained]
-    walkthroughs = read_walkthroughs(args)
-    if walkthroughs:
-        task_ids = [task_id for task_id in task_ids if task_id in walkthroughs]
-    policy = follow(walkthroughs) if walkthroughs else expert
-    examples: list[Example] = []
-    for task_id in task_ids[:: max(1, len(task_ids) // 16)]:
-        examples += record(
-            lambda: env,
-            config.agent_profile,
-            policy=policy,
-            episodes=1,
-            options=[{"task_id": task_id}],
-        )
-        if len(examples) >= _WARM_START_ROWS:
-            break
-    return examples[:_WARM_START_ROWS]
+def policy_of(args) -> Callable[[str], Policy | None]:
+    """Return what plays a game for the warm start: its walkthrough where there are any.
 
-
-def trained_tasks(config: GiGPOConfig) -> list[str]:
-    """Return the ids of the games that the demo's iterations will draw."""
-    from rllib_gigpo.gigpo import training_tasks
-
-    env = config.env_spec.make(config.env_config)
-    tasks = [task for iteration in range(2) for task in training_tasks(config, iteration)]
-    return [env.reset(seed=task.env_seed)[1]["task_id"] for task in tasks]
-
-
-def read_walkthroughs(args) -> dict[str, list[str]]:
-    """Read the winning commands, from --walkthroughs or from beside the data."""
+    They come from `--walkthroughs`, or from a file beside the data; the expert plays without them.
+    """
     beside = Path(os.environ.get("ALFWORLD_DATA", ".")) / "walkthroughs.json"
     path = Path(args.walkthroughs) if args.walkthroughs else beside
     if args.smoke or not (args.walkthroughs or path.exists()):
-        return {}
-    return json.loads(path.read_text())
+        return lambda task_id: expert
+    walkthroughs = json.loads(path.read_text())
+    return lambda task_id: follow(walkthroughs[task_id]) if task_id in walkthroughs else None
 
 
-def follow(walkthroughs: dict[str, list[str]]):
-    """Return a policy that plays the recorded commands of the game at hand."""
-    progress: dict[str, int] = {}
-
-    def policy(env, observation, info, rng) -> str:
-        task_id = info["task_id"]
-        number = progress.get(task_id, 0)
-        progress[task_id] = number + 1
-        return walkthroughs[task_id][number]
-
-    return policy
-
-
-def print_loss(step: int, loss: float) -> None:
-    """Print every few steps."""
-    if step % 5 == 0:
-        print(f"  step {step + 1}: loss {loss:.3f}", flush=True)
-
-
-def run_demo(args) -> None:
-    """Warm start, then two iterations with everything printed."""
-    config = demo_config(args)
-    config.validate()
-    results = Path(args.results).absolute()
-    examples = warm_start_examples(config, args)
-    is_tiny = args.model in (None, "tiny")
-    print(f"warm start on {len(examples)} steps of games that are not trained on ...", flush=True)
-    folder = warm_start(
-        materialize(config.model_spec),
-        examples,
-        results / "warm_start",
-        max_prompt_tokens=config.max_prompt_tokens,
-        settings=WarmStart(
-            steps=150 if is_tiny else 16,
-            batch_size=8,
-            lr=3e-3 if is_tiny else 1e-4,
-            warmup_steps=4,
-            dtype=config.dtype,
-            token_budget=4096,
-        ),
-        on_step=print_loss,
-    )
-    ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    config.llm(model=str(folder), options={})
-    report_iterations(config, iterations=2)
+def follow(commands: list[str]) -> Policy:
+    """Return a policy that plays recorded commands."""
+    left = iter(commands)
+    return lambda env, observation, info, rng: next(left)
 
 
 if __name__ == "__main__":
     args = parser.parse_args()
-    if args.smoke or args.cpu_demo:
-        torch.set_num_threads(max(1, (os.cpu_count() or 2) // (2 if args.smoke else 1)))
-        run_demo(args)
-        sys.exit(0)
-    run_rllib_example_script_experiment(paper_config(args), args, trainable=GiGPO)
+    run_example(args, paper=paper_config, demo=demo_config, policy_of=policy_of(args))

@@ -17,6 +17,7 @@ from rllib_gigpo.agent import (
     TagParser,
 )
 from rllib_gigpo.agent.profile import default_profile
+from rllib_gigpo.agent.profiles.webshop import short_profile as short_webshop_profile
 
 
 def context(**fields) -> PromptContext:
@@ -350,3 +351,19 @@ def test_a_faulty_profile_is_refused_with_the_cure(setting, cure):
         AgentProfile(ChatTemplate("{observation}"), **setting)
     assert repr(value) in str(error.value)
     assert cure in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("search [ red mug ]", "search[red mug]"),
+        ("click[b0 [x] y]", "click[b0 [x] y]"),
+        ("click [ b0 [ x ] ]", "click[b0 [ x ]]"),
+        ("click [ < prev ]", "click[< prev]"),
+        ("look around", "look around"),
+    ],
+)
+def test_webshops_short_profile_closes_the_brackets_of_word_level_tokenizers(written, sent):
+    action = short_webshop_profile().read(f"<action> {written} </action>")
+    assert action == (sent, True)
+    assert short_webshop_profile().read(written).is_valid is False

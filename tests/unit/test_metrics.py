@@ -56,7 +56,11 @@ def test_rates_and_token_counts_are_means_over_steps():
 
 
 def test_other_numbers_of_the_environment_are_means_over_the_episodes_that_have_them():
-    assert episode_metrics([LONG, SHORT, QUICK])["score_mean"] == pytest.approx(0.6)
+    found = episode_metrics([LONG, SHORT, QUICK])
+    assert found["score_mean"] == pytest.approx(0.6)
+    # Both heat; the one that cools tells no score.
+    assert found["score_mean/heat"] == pytest.approx(0.6)
+    assert "score_mean/cool" not in found
 
 
 def test_what_the_environment_does_not_tell_is_left_out():

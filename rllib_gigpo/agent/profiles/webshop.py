@@ -1,9 +1,14 @@
 """WebShop: the instruction, the last two pages, the current page, and what can be clicked."""
 
-from rllib_gigpo.agent.memory import LastSteps
-from rllib_gigpo.agent.parsing import TagParser
+import re
+from dataclasses import dataclass, field
+
+from rllib_gigpo.agent.memory import LastSteps, NoMemory
+from rllib_gigpo.agent.parsing import Action, TagParser
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import ChatTemplate
+
+_SPACED = re.compile(r"^(search|click) ?\[ ?(.*?) ?\]$")
 
 _HEAD = "You shop online for a customer. The customer says: {task}\n"
 
@@ -27,4 +32,36 @@ def profile() -> AgentProfile:
         memory=LastSteps(2),
         parser=TagParser(require_think=True, reject_cjk=True, fallback_chars=20),
         respond="<think> I take the next useful step. </think> <action> {action} </action>",
+    )
+
+
+@dataclass(frozen=True)
+class BracketParser:
+    """Takes the blanks away that stand around brackets: "search [ red mug ]" is "search[red mug]".
+
+    Word-level tokenizers, such as the tiny model's, can write the action in no other way.
+
+    Attributes:
+        parser: Reads the action.
+    """
+
+    parser: TagParser = field(default_factory=TagParser)
+
+    def __call__(self, response: str) -> Action:
+        """Parse one response."""
+        action = self.parser(response)
+        return action._replace(text=_SPACED.sub(r"\1[\2]", action.text))
+
+
+def short_profile() -> AgentProfile:
+    """Return a profile for small models: no thought, no memory, a short prompt."""
+    return AgentProfile(
+        prompt=ChatTemplate(
+            user="Task: {task}\nPage: {observation}\nPossible actions:\n{admissible_actions}\n"
+            "Write one of them inside <action> </action>.",
+            action_line="{action}",
+        ),
+        memory=NoMemory(),
+        parser=BracketParser(),
+        respond="<action> {action} </action>",
     )

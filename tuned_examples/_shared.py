@@ -1,0 +1,158 @@
+"""What the tuned examples share: arguments, and the short demonstration on a CPU."""
+
+import argparse
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+import torch
+from ray.rllib.examples.utils import (
+    add_rllib_example_script_args,
+    run_rllib_example_script_experiment,
+)
+
+from rllib_gigpo import GiGPO, GiGPOConfig
+from rllib_gigpo.demo import report_iterations
+from rllib_gigpo.gigpo import training_tasks
+from rllib_gigpo.models import materialize
+from rllib_gigpo.record import Example, record
+from rllib_gigpo.scripted import Policy, expert
+from rllib_gigpo.sft import WarmStart, warm_start
+
+_WARM_START_ROWS = 64
+_DEMO_ITERATIONS = 2
+_MOST_SEEDS = 1000
+# The paper trains for a number of iterations, whatever their steps.
+_NO_STEP_LIMIT = 10**12
+
+ConfigOf = Callable[[argparse.Namespace], GiGPOConfig]
+
+
+def example_parser(
+    env: str, *, iterations: int, best_return: float, evaluation_interval: int, tasks: int
+) -> argparse.ArgumentParser:
+    """Return RLlib's arguments with an environment's defaults, and our own.
+
+    Args:
+        env: Name of the environment.
+        iterations: Training iterations.
+        best_return: Return at which the run stops early.
+        evaluation_interval: Iterations between two evaluations.
+        tasks: Tasks of an evaluation.
+    """
+    parser = add_rllib_example_script_args(
+        default_iters=iterations, default_reward=best_return, default_timesteps=_NO_STEP_LIMIT
+    )
+    parser.set_defaults(
+        algo="GiGPO",
+        env=env,
+        evaluation_interval=evaluation_interval,
+        evaluation_duration=tasks,
+    )
+    parser.add_argument("--model", default=None, help="model name, id or folder")
+    parser.add_argument("--cpu-demo", action="store_true", help="two short iterations on this CPU")
+    parser.add_argument(
+        "--smoke", action="store_true", help="the CPU demo on what ships here, with a tiny model"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", default=f"runs/{env.lower()}_demo", help="folder of the demo")
+    return parser
+
+
+def run_example(
+    args: argparse.Namespace,
+    *,
+    paper: ConfigOf,
+    demo: ConfigOf,
+    policy_of: Callable[[str], Policy | None] = lambda task_id: expert,
+) -> None:
+    """Train with the paper's settings, or show the same path on a CPU.
+
+    Args:
+        args: What the command line says.
+        paper: Returns the paper's settings.
+        demo: Returns those of the demo.
+        policy_of: From a task id to the policy whose steps the demo warms up on; None skips the
+            task.
+    """
+    if not (args.smoke or args.cpu_demo):
+        run_rllib_example_script_experiment(paper(args), args, trainable=GiGPO)
+        return
+    # A tiny model gains nothing from more threads and leaves room for others.
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // (2 if args.smoke else 1)))
+    config = demo(args)
+    config.validate()
+    config.llm(model=str(_warm_start(config, policy_of, Path(args.results).absolute())), options={})
+    ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    report_iterations(config, iterations=_DEMO_ITERATIONS)
+
+
+def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
+    """Cut settings down to what a laptop does in minutes: short texts, 2 groups of 2 episodes."""
+    is_tiny = args.model in (None, "tiny")
+    return config.llm(
+        model=args.model or "tiny",
+        dtype="float32" if is_tiny else "bfloat16",
+        max_prompt_tokens=1024,
+        max_response_tokens=64,
+    ).training(
+        num_groups=2,
+        group_size=2,
+        lr=1e-3 if is_tiny else 1e-5,
+        lr_warmup_steps=0,
+        num_minibatches=2,
+        micro_batch_tokens=4096,
+    )
+
+
+def warm_start_examples(
+    config: GiGPOConfig, policy_of: Callable[[str], Policy | None]
+) -> list[Example]:
+    """Record at most 64 steps of tasks that the demo does not train on."""
+    env = config.env_spec.make(config.env_config)
+    played = {
+        env.reset(seed=task.env_seed)[1]["task_id"]
+        for iteration in range(_DEMO_ITERATIONS)
+        for task in training_tasks(config, iteration)
+    }
+    examples: list[Example] = []
+    for seed in range(_MOST_SEEDS):
+        task_id = env.reset(seed=seed)[1]["task_id"]
+        policy = policy_of(task_id)
+        if task_id in played or policy is None:
+            continue
+        played.add(task_id)
+        examples += record(lambda: env, config.agent_profile, policy=policy, episodes=1, seed=seed)
+        if len(examples) >= _WARM_START_ROWS:
+            break
+    return examples[:_WARM_START_ROWS]
+
+
+def _warm_start(
+    config: GiGPOConfig, policy_of: Callable[[str], Policy | None], results: Path
+) -> Path:
+    examples = warm_start_examples(config, policy_of)
+    print(f"warm start on {len(examples)} steps of tasks that are not trained on ...", flush=True)
+    is_tiny = config.llm_model == "tiny"
+    return warm_start(
+        materialize(config.model_spec),
+        examples,
+        results / "warm_start",
+        max_prompt_tokens=config.max_prompt_tokens,
+        settings=WarmStart(
+            steps=150 if is_tiny else 16,
+            batch_size=8,
+            lr=3e-3 if is_tiny else 1e-4,
+            warmup_steps=4,
+            dtype=config.dtype,
+            token_budget=4096,
+        ),
+        on_step=_print_loss,
+    )
+
+
+def _print_loss(step: int, loss: float) -> None:
+    if step % 5 == 0:
+        print(f"  step {step + 1}: loss {loss:.3f}", flush=True)
