@@ -313,6 +313,7 @@ class TestState:
             (None, SETTINGS, "a LoRA adapter"),
             (SETTINGS, None, "all weights"),
             (SETTINGS, LoRASettings(rank=4, targets=("q_proj",)), "a LoRA adapter"),
+            (LoRASettings(rank=4, targets=("q_proj",)), SETTINGS, "a LoRA adapter"),
         ],
     )
     def test_one_of_another_kind_of_run_is_refused(self, folders, saved, restored, trains):
