@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_gigpo import seeding
+from rllib_gigpo.collect import Collected
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.evaluation import evaluate_panel, panel_seeds, panel_tasks
 from rllib_gigpo.gigpo import spread, training_tasks
@@ -130,10 +131,6 @@ def test_groups_are_spread_over_the_runners(items, parts):
 class Panel:
     """As much of an algorithm as an evaluation uses."""
 
-    class _Played:
-        def __init__(self, episodes):
-            self.episodes = episodes
-
     class _Metrics:
         def aggregate(self, stats, key):
             self.key = key
@@ -148,7 +145,7 @@ class Panel:
     def play(self, runners, tasks):
         assert runners == "the training runners"
         assert [task.env_seed for task in tasks] == [5]
-        return self._Played(self._episodes)
+        return Collected(list(self._episodes), (3,), 2, (), 1, 0)
 
 
 def test_an_evaluation_keeps_what_every_episode_came_to():
@@ -168,6 +165,7 @@ def test_an_evaluation_keeps_what_every_episode_came_to():
     results, env_steps, _ = evaluate_panel(algorithm, None)
     assert results["success_rate"] == 0.5
     assert env_steps == 4
+    assert (results["num_groups_dropped"], results["num_replays"]) == (1, 2)
     assert algorithm.metrics.key == ("evaluation", "env_runners")
     assert algorithm.last_evaluation == [
         {
