@@ -83,6 +83,7 @@ def test_unfitting_weights_are_named(tensors: dict[str, torch.Tensor], message: 
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
         ({"tensor_parallel_size": 4, "num_gpus": 2}, "set num_gpus=4"),
         ({"enable_sleep_mode": True}, "set num_gpus"),
+        ({"max_lora_rank": 513}, "max_lora_rank is 513: vLLM serves adapters of rank 512 at most"),
     ],
 )
 def test_bad_settings_are_refused_with_the_cure(settings: dict, cure: str) -> None:
@@ -108,6 +109,12 @@ def test_engine_arguments_fit_the_device() -> None:
     args = parallel.engine_args("folder", on_cpu=False)
     assert args["distributed_executor_backend"] == "mp"
     assert (args["enable_lora"], args["max_loras"], args["max_lora_rank"]) == (True, 1, 8)
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 1), (4, 8), (8, 8), (33, 64), (512, 512)])
+def test_room_for_an_adapter_is_the_next_that_vllm_offers(rank: int, room: int) -> None:
+    settings = VLLMSettings(enable_lora=True, max_lora_rank=rank)
+    assert settings.engine_args("folder", on_cpu=True)["max_lora_rank"] == room
 
 
 def test_chosen_values_override_the_devices() -> None:

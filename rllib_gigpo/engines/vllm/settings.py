@@ -8,6 +8,7 @@ from typing import Any, Literal
 # vLLM's CPU default of 128 means that a shared prompt of fewer tokens never hits the prefix cache.
 _CPU_BLOCK_SIZE = 32
 _CPU_KV_CACHE_BYTES = 1 << 30
+_LORA_SLOTS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM makes room for
 _CPU_STEP_TOKENS = 4096
 
 
@@ -29,7 +30,7 @@ class VLLMSettings:
         enforce_eager: Skip compilation and CUDA graphs; None does so on CPU, where compiling costs
             a minute at every start.
         enable_lora: Accept LoRA adapters.
-        max_lora_rank: Largest adapter rank.
+        max_lora_rank: Largest adapter rank, at most 512.
         enable_sleep_mode: `sleep` gives GPU memory back (one GPU shared with the learner).
         seed: vLLM's own seed; every request carries its own.
     """
@@ -53,6 +54,11 @@ class VLLMSettings:
         for name in ("max_model_len", "max_num_seqs", "tensor_parallel_size", "max_lora_rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: expected at least 1")
+        if self.max_lora_rank > _LORA_SLOTS[-1]:
+            raise ValueError(
+                f"max_lora_rank is {self.max_lora_rank}: vLLM serves adapters of rank "
+                f"{_LORA_SLOTS[-1]} at most; train a smaller one"
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}: expected a share of "
@@ -97,7 +103,7 @@ class VLLMSettings:
             args |= {
                 "enable_lora": True,
                 "max_loras": 1,
-                "max_lora_rank": self.max_lora_rank,
+                "max_lora_rank": min(r for r in _LORA_SLOTS if r >= self.max_lora_rank),
             }
         if on_cpu:
             # vLLM's CPU runner dies when it splits the prompt of a request with a seed over two
