@@ -165,22 +165,23 @@ class RemoteVLLMEngine:
             del self._running[request.request_id]
 
     async def _generate(self, request: Request, running: _Running) -> Completion:
-        for attempt in range(_MAX_RETRIES + 1):
+        retries = 0
+        while True:
             try:
                 return await running.engine.generate.remote(request)
             except RayActorError as error:
-                if attempt == _MAX_RETRIES:
+                if retries == _MAX_RETRIES:
                     cause = await self.fleet.vault.last_error.remote(request.policy_id)
                     raise EngineDiedError(
-                        f"the engine died {attempt + 1} times under request "
+                        f"the engine died {retries + 1} times under request "
                         f"{request.request_id!r}, last of this: {cause}"
                     ) from error
             birth = await self._wait_until_back(running.engine)
             if running.aborted.is_set():
                 nothing = np.zeros(0, dtype=np.int32)
                 return Completion(nothing, nothing.astype(np.float32), "abort", birth.version)
+            retries += 1
             self.faults.retried_requests += 1
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _wait_until_back(self, engine: Any) -> Birth:
         """Wait for a restart; the requests that an engine lost wait together."""
@@ -234,13 +235,15 @@ class RemoteVLLMEngine:
         """
         engines = behind = self._engines(policy_id)
         for _ in range(_MAX_RETRIES + 1):
+            before = self._births(engines)
             self._everywhere(behind, lambda engine: engine.load.remote(published, published.packed))
             # From here on an engine that restarts finds the new version by itself.
             ray.get(self.fleet.vault.publish.remote(policy_id, published))
+            after = self._births(engines)
             behind = [
                 engine
-                for engine, birth in zip(engines, self._births(engines), strict=True)
-                if birth.version != published.version
+                for engine, old, new in zip(engines, before, after, strict=True)
+                if (new.incarnation, new.version) != (old.incarnation, published.version)
             ]
             if not behind:
                 return
