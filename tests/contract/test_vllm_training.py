@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_gigpo import GiGPOConfig
+from rllib_gigpo import GiGPOConfig, LoRASettings
 from rllib_gigpo.gigpo import GiGPO, engine_bundles, training_tasks
 from tests.tiny_runs import tiny_config
 
@@ -112,3 +112,23 @@ def test_resources_of_a_trial_hold_the_engine_bundles():
     # main process, 2 runners, 1 evaluation runner, 3 engines
     assert len(bundles) == 7
     assert bundles[-3:] == [{"CPU": 1.0}] * 3
+
+
+def test_an_engine_that_comes_back_serves_the_newest_adapter(local_ray):
+    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
+        pytest.importorskip("vllm")
+    config = (
+        tiny_config(kl_coeff=0.01, invalid_action_penalty=0.5, optimizer_name="adamw", lr=0.05)
+        .llm(lora=LoRASettings(rank=4, alpha=8))
+        .engines(engine="vllm", engine_options=_OPTIONS)
+    )
+    algorithm = config.build_algo()
+    try:
+        algorithm.train()
+        kill(engines(algorithm)[0])
+        learned = algorithm.train()["learners"][DEFAULT_MODULE_ID]
+        # The adapter differs from the base by now, and the new engine process speaks with it.
+        assert learned["kl"] > 1e-3
+        assert learned["engine_logp_gap"] < 1e-4
+    finally:
+        algorithm.stop()
