@@ -73,6 +73,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._loop = asyncio.new_event_loop()
         self._spec = self.config.env_spec
         self._idle: list[Game] = []
+        self._spaces: tuple[Any, Any] | None = None
         self._engine: Engine | None = None
         self._encoder: PromptEncoder | None = None
         self._stop_ids: tuple[int, ...] = ()
@@ -110,21 +111,18 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def make_env(self) -> None:
         """Build one environment now, so that a broken one shows at start-up."""
-        self._idle.append(self._new_game())
+        game = self._new_game()
+        self._spaces = game.spaces()
+        self._idle.append(game)
 
     @override(EnvRunner)
     def get_spaces(self) -> dict[str, tuple]:
         """Return the string spaces of the environment for every module."""
-        if not self._idle:  # `GiGPO.setup` is about to raise `env_error`.
+        if self._spaces is None:  # `GiGPO.setup` is about to raise `env_error`.
             space = gymnasium.spaces.Text(1)
             return dict.fromkeys((INPUT_ENV_SPACES, *self.config.module_ids), (space, space))
-        env: Any = self._idle[0].env
-        if self._idle[0].is_team:
-            agent = next(iter(env.possible_agents))
-            spaces = (env.observation_spaces[agent], env.action_spaces[agent])
-        else:
-            spaces = (env.observation_space, env.action_space)
-        return {INPUT_ENV_SPACES: spaces, **dict.fromkeys(self.config.module_ids, spaces)}
+        modules = dict.fromkeys(self.config.module_ids, self._spaces)
+        return {INPUT_ENV_SPACES: self._spaces, **modules}
 
     def play(self, tasks: Sequence[GroupTask], version: int | None = None) -> Played:
         """Play groups to the end; errors come back in the result.

@@ -130,13 +130,21 @@ class Game:
         numbers = {
             key: value
             for key, value in last.items()
-            if isinstance(value, bool | int | float) and key not in ("won", "is_action_valid")
+            if isinstance(value, bool | int | float | np.number | np.bool_)
+            and key not in ("won", "is_action_valid")
         }
         return {**facts, "numbers": numbers}
 
     def recorder(self, policy_of: Callable[[Any], str]) -> SoloRecorder | TeamRecorder:
         """Return a recorder for the episode that starts now."""
         return TeamRecorder(policy_of) if self.is_team else SoloRecorder()
+
+    def spaces(self) -> tuple[Any, Any]:
+        """Return the observation and action space of one agent."""
+        if not self.is_team:
+            return self.env.observation_space, self.env.action_space
+        agent = next(iter(self.env.possible_agents))
+        return self.env.observation_spaces[agent], self.env.action_spaces[agent]
 
     def close(self) -> None:
         """Close the environment."""

@@ -80,7 +80,8 @@ class GiGPO(Algorithm):
         if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
             self.eval_env_runner.share_engine(_local(self.env_runner_group))
         groups = [g for g in (self.env_runner_group, self.eval_env_runner_group) if g is not None]
-        for error in (e for g in groups for e in g.foreach_env_runner(lambda r: r.env_error)):
+        ask: Callable[[Any], str | None] = lambda runner: runner.env_error  # noqa: E731
+        for error in (e for g in groups for e in g.foreach_env_runner(ask)):
             if error is not None:
                 raise RuntimeError(error)
         self.weights = WeightSync(

@@ -231,7 +231,9 @@ class _Round:
                     game.close()
             raise
         except BaseException:
-            self.release(game)
+            # A cancelled episode may have left a call running in its thread.
+            if self.stepper.settings.threads == 0:
+                self.release(game)
             raise
         self.release(game)
         return episode

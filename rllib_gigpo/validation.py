@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
@@ -107,6 +109,13 @@ def check_settings(config: GiGPOConfig) -> None:
     _ = ModelSpec(config.llm_model, options=config.llm_options)
     _check_lora(config)
     _check_engine(config)
+    is_default_mapping = config.policy_mapping_fn is AlgorithmConfig.DEFAULT_POLICY_MAPPING_FN
+    if is_default_mapping and DEFAULT_MODULE_ID not in config.module_ids:
+        raise ValueError(
+            f"multi_agent(policies={sorted(config.policies)}) without policy_mapping_fn: say which "
+            "agent uses which policy, for example policy_mapping_fn=lambda agent_id, episode, "
+            "**kwargs: 'shared'"
+        )
     _check_unused(config)
     _check_pairs(config)
     if config.env is not None:

@@ -17,7 +17,7 @@ def build_engine(config: GiGPOConfig) -> Engine:
 
     folder = materialize(config.model_spec)
     return TransformersEngine(
-        {module_id: folder for module_id in config.module_ids},
+        dict.fromkeys(config.module_ids, folder),
         dtype=config.dtype,
         max_model_len=config.max_prompt_tokens + config.max_response_tokens,
         max_num_seqs=config.max_num_seqs,

@@ -32,6 +32,8 @@ _RAY_FILES = {
     "rllib_gigpo/registry.py",
     "rllib_gigpo/rollout.py",
     "rllib_gigpo/rows.py",
+    "rllib_gigpo/validation.py",
+    "rllib_gigpo/weight_sync.py",
 }
 
 
