@@ -121,8 +121,8 @@ def _study_tables(found: dict[str, AnchorStudy], rule: AnchorRule, args: argpars
     )
     how = f" of {rule.threshold:g} by {rule.measure}" if rule.kind == "similarity" else ""
     anchors = format_table(
-        f"will GiGPO help here: steps by size of their anchor group (anchor: {rule.kind}{how}), and "
-        f"those with an advantage (gamma {args.gamma:g})",
+        f"will GiGPO help here: steps by size of their anchor group (anchor: {rule.kind}{how}), "
+        f"and those with an advantage (gamma {args.gamma:g})",
         ("policy", *histogram_header(), "repeated", "step advantage", "episode advantage"),
         [
             (
