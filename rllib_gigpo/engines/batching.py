@@ -287,10 +287,10 @@ class PolicyBatch:
             # A ready mask, which the slot attention ignores, spares the model from making one.
             attention_mask=self._no_mask,
             use_cache=False,
-            logits_to_keep=torch.arange(len(rows), device=self._device) if prompts else 0,
+            logits_to_keep=torch.arange(flat.rows, device=self._device) if prompts else 0,
             layout=flat.layout(),
         )
-        return output.logits[0]
+        return output.logits[0, : len(rows)]
 
 
 def _longest_common_start(prompt: np.ndarray, cached: np.ndarray) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rllib_gigpo.engines.kv_cache import Context, Layout, SlotCache, round_up
+from rllib_gigpo.engines.kv_cache import MIN_ROWS, Context, Layout, SlotCache, round_up
 
 
 @dataclass
@@ -37,30 +37,30 @@ class Prompt:
 
 
 class FlatTokens:
-    """The flat row and its layout.
+    """The flat row and its layout; `rows` is A, padding rows included.
 
     Args:
-        newest: int64 [A], newest token of each running row, in slot order.
-        positions: int64 [A], its position in the row.
+        newest: int64, newest token of each running row, in slot order.
+        positions: int64, its position in the row.
         cache: The policy's cache.
     """
 
     def __init__(self, newest: np.ndarray, positions: np.ndarray, cache: SlotCache):
         self._cache = cache
-        self._rows = len(newest)
-        self._ids = [newest]
-        self._positions = [positions]
-        self._slots = [np.arange(self._rows)]
+        padding = np.zeros(max(0, MIN_ROWS - len(newest)), dtype=np.int64)
+        self.rows = len(newest) + len(padding)
+        self._ids = [np.concatenate((newest, padding))]
+        self._positions = [np.concatenate((positions, padding))]
+        self._slots = [np.arange(len(newest))]
         self._written = [positions]
-        self._sources: list[np.ndarray] = []
+        self._sources = [np.arange(len(newest))]
         self._length = round_up(int(positions.max()) + 1)
         self._context: Context | None = None
 
     def add_context(self, prompts: Sequence[Prompt]) -> None:
         """Append the contexts of prompts (none empty); each goes to all slots that share it."""
         lengths = np.array([len(prompt.context) for prompt in prompts])
-        starts = self._rows + np.cumsum(lengths) - lengths
-        self._sources.append(np.arange(self._rows))
+        starts = self.rows + np.cumsum(lengths) - lengths
         for prompt, start, length in zip(prompts, starts, lengths, strict=True):
             steps = np.arange(length)
             self._ids.append(prompt.context)
@@ -68,7 +68,7 @@ class FlatTokens:
             self._slots.append(np.repeat(prompt.slots, length))
             self._written.extend([prompt.shared + steps] * len(prompt.slots))
             self._sources.extend([start + steps] * len(prompt.slots))
-        columns = np.arange(lengths.max())
+        columns = np.arange(round_up(int(lengths.max())))
         padded = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
         slots = mask = None
         if any(prompt.shared for prompt in prompts):
@@ -93,13 +93,14 @@ class FlatTokens:
 
     def layout(self) -> Layout:
         """What the attention must know."""
+        in_order = self._context is None and len(self._sources[0]) == self.rows
         return Layout(
             cache=self._cache,
-            rows=self._rows,
+            rows=self.rows,
             length=self._length,
             mask=self._score_mask(self._positions[0])[:, None, None],
             addresses=self._cache.addresses(self._tensor(self._slots), self._tensor(self._written)),
-            sources=self._tensor(self._sources) if self._sources else None,
+            sources=None if in_order else self._tensor(self._sources),
             context=self._context,
         )
 

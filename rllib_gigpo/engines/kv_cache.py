@@ -4,6 +4,7 @@ One forward pass runs on one flat row of tokens, so neither prompts of different
 running and new requests are padded against each other in the linear layers:
 
     tokens [0, A)       the newest token of each running row, in slot order; only they need logits
+                        (at least `MIN_ROWS`: padding rows read unused slots and write nothing)
     tokens [A, A + C)   the context: what a newly admitted prompt has before its last token
 
 The attention is registered with transformers as `ATTENTION`; models look it up by name in their
@@ -29,7 +30,9 @@ from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "rllib_gigpo_slots"
 
-# CUDA's memory-efficient kernel wants mask rows aligned to 16 elements.
+# Kernels compute a row alike whatever else the batch holds once products have a few rows and
+# attention runs over whole vectors; CUDA's memory-efficient kernel wants aligned masks besides.
+MIN_ROWS = 4
 _GRAIN = 16
 
 
@@ -63,7 +66,8 @@ class SlotCache:
         )
         self._planes: int = 2 * config.num_hidden_layers
         self.dtype, self.device = dtype, device
-        self._max_slots, self._max_length = max_slots, round_up(max_length)
+        self._max_slots = max(max_slots, MIN_ROWS)
+        self._max_length = round_up(max_length)
         self.clear()
 
     def clear(self) -> None:
@@ -82,6 +86,7 @@ class SlotCache:
 
     def reserve(self, slots: int, length: int) -> None:
         """Grow, at least doubling, until `slots` rows of `length` tokens fit; contents stay."""
+        slots = max(slots, MIN_ROWS)
         if slots <= self.slots and length <= self.length:
             return
         old, old_slots, old_length = self._store, self.slots, self.length

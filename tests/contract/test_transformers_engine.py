@@ -7,13 +7,14 @@ objects. The reference is a plain Hugging Face forward pass.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import VOCAB_SIZE, build_tiny_folder, forward_logps, tiny_config, tiny_model
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling, generate_batch
@@ -251,6 +252,33 @@ def test_the_same_requests_give_the_same_bits() -> None:
         for one, other in zip(runs[0], again, strict=True):
             np.testing.assert_array_equal(one.token_ids, other.token_ids)
             np.testing.assert_array_equal(one.logps, other.logps)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_company_changes_no_bit(dtype: str, one_thread: None) -> None:
+    states = torch.randn(128, 64, dtype=getattr(torch, dtype))
+    if not torch.equal(
+        functional.linear(states, states)[:4], functional.linear(states[:4], states)
+    ):
+        pytest.skip("this processor's matrix products depend on the number of rows")
+    rng = np.random.default_rng(0)
+    requests = [
+        request(random_prompt(i, int(rng.integers(1, 80))), f"bit-{i}", max_tokens=10)
+        for i in range(30)
+    ]
+    engine = build(dtype=dtype, max_num_seqs=25)
+    for sent, together in zip(requests, run(engine, requests), strict=True):
+        alone = run(engine, [sent])[0]
+        np.testing.assert_array_equal(alone.token_ids, together.token_ids)
+        np.testing.assert_array_equal(alone.logps, together.logps)
 
 
 def test_samples_follow_the_model() -> None:
