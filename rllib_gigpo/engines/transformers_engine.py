@@ -36,8 +36,12 @@ class TransformersEngine:
 
     Keys and values stay in preallocated slots that grow with the longest running row. Running and
     new requests share each forward pass, equal prompts are computed once, and prompts that start
-    alike share their start while requests keep coming. For one sequence of requests the results
-    are bit-identical; a request's random draws depend on its own seed alone.
+    alike share their start while requests keep coming.
+
+    The same requests in the same order give the same bits. A request's random draws depend on its
+    own seed alone; its log-probabilities depend on the requests beside it through rounding at most
+    (on CPUs not even so while rows are short: see `kv_cache.MIN_ROWS`). In bfloat16 rounding may
+    change which token a draw meets.
 
     Args:
         models: From policy id to Hugging Face folder or id, or to a model, which the engine then
