@@ -21,7 +21,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.test
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 examples: $(VENV)/.test
 	$(BIN)/python -m pytest -m examples $(ARGS)
