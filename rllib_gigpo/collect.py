@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rllib_gigpo.env_runner import Played
 from rllib_gigpo.rollout import Episode
@@ -20,6 +21,7 @@ class Collected:
         failures: Messages of the environment failures.
         env_errors: Environment calls that raised.
         env_timeouts: Environment calls and episodes that ran out of time.
+        metrics: What callbacks have logged on each EnvRunner, reduced.
     """
 
     episodes: list[Episode]
@@ -28,6 +30,7 @@ class Collected:
     failures: tuple[str, ...]
     env_errors: int
     env_timeouts: int
+    metrics: list[dict[str, Any]]
 
     def counts(self) -> dict[str, int]:
         """Return the metrics of what failed."""
@@ -63,4 +66,5 @@ def collect(reports: Sequence[Played]) -> Collected:
         failures=tuple(message for r in reports for message in r.rollout.failures),
         env_errors=sum(r.new_counts.get("env_errors", 0) for r in reports),
         env_timeouts=sum(r.new_counts.get("env_timeouts", 0) for r in reports),
+        metrics=[report.metrics for report in reports if report.metrics],
     )

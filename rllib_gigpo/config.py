@@ -16,6 +16,7 @@ from ray.util.debug import log_once
 
 from rllib_gigpo.advantages import FNorm, GroupMeanOver, PenaltyScope
 from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.callbacks import check_callbacks
 from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.grouping import AnchorKind, AnchorRule, Measure
@@ -391,6 +392,7 @@ class GiGPOConfig(AlgorithmConfig):
             ValueError: One sentence that names the setting, its value and the cure.
         """
         check_settings(self)
+        check_callbacks(self)
         # RLlib would warn once per algorithm that the new API stack is new; it is the only one.
         log_once(f"{getattr(self.algo_class, '__name__', '')}_on_new_api_stack")
         super().validate()

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import ray
 from ray.rllib.env import INPUT_ENV_SPACES
+from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 
+from rllib_gigpo.callbacks import RunnerCallbacks
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines import build_engine
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
@@ -45,6 +47,7 @@ class Played:
         rollout: Their episodes, and what failed.
         new_counts: Environment errors, time-outs and abandoned threads of this rollout.
         counts: The same since the runner started.
+        metrics: What callbacks have logged, reduced.
         worker_index: Which runner it was, 0 for the local one.
         seconds: Wall-clock of the rollout.
         error: Text of the error that stopped it, or None. Errors travel as values: raised inside
@@ -55,6 +58,7 @@ class Played:
     rollout: Rollout = field(default_factory=lambda: Rollout([]))
     new_counts: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     worker_index: int = 0
     seconds: float = 0.0
     error: str | None = None
@@ -83,6 +87,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._stepper = Stepper(self.config.step_settings)
         self._sampled = 0
         self._unreported: list[Episode] = []
+        self._call_back = RunnerCallbacks(self.config, self)
         self.env_error: str | None = None
         try:
             self.make_env()
@@ -152,6 +157,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 settings=self._settings(tasks[0].stream == "evaluation"),
             )
             rollout = self._loop.run_until_complete(playing)
+            for index, episode in enumerate(rollout.episodes):
+                self._call_back("on_episode_end", episode=episode, env_index=index)
+            self._call_back("on_sample_end", samples=rollout.episodes)
         except Exception as error:
             return Played(groups, error=f"{type(error).__name__}: {error}")
         return Played(
@@ -159,6 +167,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             rollout,
             new_counts=self._stepper.counts - before,
             counts=self._stepper.counts,
+            metrics=self.metrics.reduce(),
             worker_index=self.worker_index or 0,
             seconds=time.perf_counter() - start,
         )
@@ -196,12 +205,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _new_game(self) -> Game:
         try:
-            return Game(self._spec.make(self.config.env_config), self._spec.name)
+            game = Game(self._spec.make(self.config.env_config), self._spec.name)
         except Exception as error:
             raise RuntimeError(
                 f"environment {self._spec.name!r} could not be made: "
                 f"{type(error).__name__}: {error}"
             ) from error
+        context = EnvContext(self.config.env_config, worker_index=self.worker_index or 0)
+        self._call_back("on_environment_created", env=game.env, env_context=context)
+        return game
 
     @override(EnvRunner)
     def sample(
@@ -235,6 +247,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             played = self.play([task])
             if played.error:
                 raise RuntimeError(played.error)
+            self.metrics.aggregate([played.metrics])
             episodes += played.rollout.episodes
             steps += sum(episode.env_steps() for episode in played.rollout.episodes)
             if len(episodes) >= (num_episodes or 1) and steps >= (num_timesteps or 1):

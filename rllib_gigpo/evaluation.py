@@ -68,7 +68,9 @@ def evaluate_panel(
     results = {**episode_metrics(collected.episodes), **collected.counts()}
     logger = MetricsLogger(root=False)
     logger.log_dict(results, window=1)
-    algorithm.metrics.aggregate([logger.reduce()], key=(EVALUATION_RESULTS, ENV_RUNNER_RESULTS))
+    algorithm.metrics.aggregate(
+        [logger.reduce(), *collected.metrics], key=(EVALUATION_RESULTS, ENV_RUNNER_RESULTS)
+    )
     algorithm.last_evaluation = [_outcome(episode) for episode in collected.episodes]
     steps = int(results["num_env_steps_sampled"])
     return results, steps, steps

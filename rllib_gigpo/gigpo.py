@@ -80,8 +80,7 @@ class GiGPO(Algorithm):
         if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
             self.eval_env_runner.share_engine(_local(self.env_runner_group))
         groups = [g for g in (self.env_runner_group, self.eval_env_runner_group) if g is not None]
-        ask: Callable[[Any], str | None] = lambda runner: runner.env_error  # noqa: E731
-        for error in (e for g in groups for e in g.foreach_env_runner(ask)):
+        for error in (e for g in groups for e in g.foreach_env_runner(_env_error)):
             if error is not None:
                 raise RuntimeError(error)
         self.weights = WeightSync(
@@ -235,6 +234,7 @@ class GiGPO(Algorithm):
 
     def _log_rollout(self, collected: Collected, batch: MultiAgentBatch) -> None:
         found = episode_metrics(collected.episodes)
+        self.metrics.aggregate(collected.metrics, key=ENV_RUNNER_RESULTS)
         self.metrics.log_dict(found, key=ENV_RUNNER_RESULTS, window=1)
         self.metrics.log_dict(collected.counts(), key=ENV_RUNNER_RESULTS, window=1)
         self.metrics.log_value(
@@ -310,6 +310,10 @@ def _local(runners: EnvRunnerGroup) -> LLMEnvRunner:
             "create_local_env_runner=True where there are no remote ones"
         )
     return runner
+
+
+def _env_error(runner: Any) -> str | None:
+    return runner.env_error
 
 
 def _call(method: str, *args: Any) -> Callable[[Any], Any]:

@@ -5,10 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from envs.key_door import KeyDoor
 from rllib_gigpo import GiGPO, GiGPOConfig, register_llm_env
 from rllib_gigpo.agent.profiles.key_door import profile
+from rllib_gigpo.gigpo import training_tasks
 from rllib_gigpo.rows import modules_of
 from tests.ray_runs import Fragile, run_config
 from tests.tiny_runs import SHAPE, tiny_config
@@ -150,6 +152,52 @@ class TestCallbacks:
         algorithm.train()
         algorithm.stop()
         assert seen == ["init", "evaluate", ("evaluated", 1), ("train", 9)]
+
+    @pytest.mark.parametrize("num_env_runners", [0, 1])
+    def test_of_episodes_log_metrics_of_their_own(self, num_env_runners, warm_model):
+        def on_episode_end(*, episode, metrics_logger, **_):
+            metrics_logger.log_value("steps_of_callback", len(episode), reduce="sum")
+            metrics_logger.log_value("largest_seed", episode.custom_data["env_seed"], reduce="max")
+
+        config = (
+            run_config(warm_model)
+            .env_runners(num_env_runners=num_env_runners)
+            .evaluation(evaluation_interval=2, evaluation_task_seeds=[4, 6])
+            .callbacks(
+                on_episode_end=on_episode_end,
+                on_sample_end=lambda *, samples, metrics_logger, **_: metrics_logger.log_value(
+                    "samples", len(samples), reduce="sum"
+                ),
+                on_environment_created=lambda *, env, metrics_logger, **_: metrics_logger.log_value(
+                    "sizes", env.size, reduce="max"
+                ),
+            )
+        )
+        algorithm = config.build_algo()
+        for iteration in range(2):
+            result = algorithm.train()
+            found = result["env_runners"]
+            assert found["steps_of_callback"] == found["num_env_steps_sampled"]
+            assert found["samples"] == 9
+            seeds = [task.env_seed for task in training_tasks(config, iteration)]
+            assert found["largest_seed"] == max(seeds)
+            if iteration == 0:
+                assert found["sizes"] == 3
+        evaluated = result["evaluation"]["env_runners"]
+        assert evaluated["steps_of_callback"] == evaluated["num_env_steps_sampled"]
+        assert evaluated["largest_seed"] == 6
+        algorithm.stop()
+
+    def test_that_would_never_be_called_are_refused(self):
+        class Steps(RLlibCallback):
+            def on_episode_step(self, **_): ...
+
+        for config in (
+            tiny_config().callbacks(on_episode_step=lambda **_: None),
+            tiny_config().callbacks(Steps),
+        ):
+            with pytest.raises(ValueError, match=r"on_episode_step.*never called.*on_episode_end"):
+                config.validate()
 
 
 class TestErrors:

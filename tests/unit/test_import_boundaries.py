@@ -18,6 +18,7 @@ _SIMULATORS = {
 }
 _RAY_FILES = {
     "rllib_gigpo/__init__.py",
+    "rllib_gigpo/callbacks.py",
     "rllib_gigpo/config.py",
     "rllib_gigpo/demo.py",
     "rllib_gigpo/env_runner.py",
