@@ -13,7 +13,7 @@ import torch
 
 from rllib_gigpo.engines.base import Sampling
 
-# Nearly every nucleus lies within so many tokens, and a full sort of a large vocabulary is slow.
+# Most nuclei lie within so many tokens, and sorting a large vocabulary is slow.
 _FIRST_CANDIDATES = 256
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -132,13 +132,14 @@ def restrict(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tens
         [R, V], not renormalised.
     """
     vocab_size = probabilities.shape[-1]
-    for count in (min(_FIRST_CANDIDATES, vocab_size), vocab_size):
+    count, complete = 0, False
+    while not complete:
+        count = min(max(16 * count, _FIRST_CANDIDATES), vocab_size)
         likely, order = probabilities.topk(count, dim=-1)
         ranks = torch.arange(count, device=likely.device)
         likely = likely.double() * (ranks < top_k)
         mass = torch.where(top_k < vocab_size, likely.sum(dim=-1, keepdim=True), 1.0)
         likely = likely * (likely.cumsum(dim=-1) - likely < top_p * mass)
         seen = (top_k <= count) | ((top_k == vocab_size) & (likely[:, -1:] == 0))
-        if count == vocab_size or bool(seen.all()):
-            break
+        complete = count == vocab_size or bool(seen.all())
     return torch.zeros_like(probabilities).scatter_(1, order, likely.to(probabilities.dtype))

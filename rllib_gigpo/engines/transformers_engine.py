@@ -49,7 +49,7 @@ class TransformersEngine:
         tokenizers: From policy id to tokenizer, for stop strings with models that are not given by
             folder or id.
         dtype: Type of weights and cache, such as "float32" or "bfloat16".
-        device: Where models run; None for CUDA if there is a GPU, else the CPU.
+        device: The CPU or a CUDA device; None for CUDA if there is a GPU, else the CPU.
         max_model_len: Longest prompt plus response; None for what every model allows.
         max_num_seqs: Requests that run at once per policy; further ones wait.
         max_num_batched_tokens: Prompt tokens computed in one step per policy.
