@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +96,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             if not self.worker_index:
                 raise
             # Raised in an actor, it would reach nobody: `GiGPO.setup` asks for it.
-            self.env_error = str(error)
+            self.env_error = _told(error)
 
     @property
     def engine(self) -> Engine:
@@ -161,7 +162,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 self._call_back("on_episode_end", episode=episode, env_index=index)
             self._call_back("on_sample_end", samples=rollout.episodes)
         except Exception as error:
-            return Played(groups, error=f"{type(error).__name__}: {error}")
+            return Played(groups, error=_told(error))
         return Played(
             groups,
             rollout,
@@ -342,3 +343,14 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
 async def _answer(engine: Engine, request: Request) -> Completion:
     return await engine.generate(request)
+
+
+def _told(error: Exception) -> str:
+    """Return an error's sentence and, where it has a cause, where that happened.
+
+    The frames of a user's environment are gone once the error has left its process.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if error.__cause__ is None:
+        return text
+    return f"{text}\n\n{''.join(traceback.format_exception(error.__cause__))}"

@@ -8,6 +8,7 @@ does not change the step.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -334,7 +335,7 @@ class GiGPOTorchLearner(TorchLearner):
             self._sums += Totals(*torch.stack([part.double().sum() for part in parts]).tolist())
             self._keep_largest(module_id, "ratio", ratio)
             self._keep_largest(module_id, "correction", weight)
-            self._keep_largest(module_id, "engine_gap", gap)
+            self._keep_largest(module_id, "engine_logp_gap", gap)
         return loss
 
     def _keep_largest(self, module_id: str, name: str, values: torch.Tensor) -> None:
@@ -376,13 +377,11 @@ class GiGPOTorchLearner(TorchLearner):
             self.metrics.log_value((ALL_MODULES, f"seconds_{phase}"), seconds, window=1)
         for module_id, sums in self._totals.items():
             advantages = self.advantages[module_id]
-            tokens = max(sums.tokens, 1.0)
+            # Where not one row had to be computed, there is no ratio, KL or entropy to tell.
+            tokens = sums.tokens or math.nan
             values = {
                 "ratio_mean": sums.ratio / tokens,
-                "ratio_max": self._largest.get((module_id, "ratio"), 0.0),
-                "engine_logp_gap_max": self._largest.get((module_id, "engine_gap"), 0.0),
                 "correction_mean": sums.correction / tokens,
-                "correction_max": self._largest.get((module_id, "correction"), 0.0),
                 "correction_cut_fraction": sums.corrected / tokens,
                 "clip_low_fraction": sums.clipped_low / tokens,
                 "clip_high_fraction": sums.clipped_high / tokens,
@@ -400,6 +399,10 @@ class GiGPOTorchLearner(TorchLearner):
             }
             for name, value in values.items():
                 self.metrics.log_value((module_id, name), value, window=1)
+            for name in ("ratio", "correction", "engine_logp_gap"):
+                largest = self._largest.get((module_id, name), 0.0)
+                # Each learner knows its own rows; RLlib takes the largest of all learners.
+                self.metrics.log_value((module_id, f"{name}_max"), largest, reduce="max", window=1)
 
     @override(Learner)
     def _log_metrics(self, batch: MultiAgentBatch) -> None:

@@ -205,8 +205,11 @@ class TestErrors:
         flag = tmp_path / "flag"
         algorithm = run_config(warm_model, flag=flag).build_algo()
         flag.write_text("raise")
-        with pytest.raises(RuntimeError, match=r"Fragile.*ZeroDivisionError: the key broke"):
+        with pytest.raises(
+            RuntimeError, match=r"Fragile.*ZeroDivisionError: the key broke"
+        ) as caught:
             algorithm.train()
+        assert 'raise ZeroDivisionError("the key broke")' in str(caught.value)  # where it was
         # It happens once, and nothing of the broken iteration is left behind.
         assert algorithm.train()["env_runners"]["num_episodes"] == 9
         algorithm.stop()
