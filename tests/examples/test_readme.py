@@ -42,6 +42,20 @@ def test_block_runs(name: str, tmp_path: Path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.examples
+def test_the_own_environment_passes_the_checker(tmp_path: Path):
+    (tmp_path / "my_module.py").write_text(_BLOCKS["own environment"])
+    done = subprocess.run(
+        [sys.executable, "-m", "rllib_gigpo.check_env", "my_module:GuessTheNumber"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "GiGPO will help here" in done.stdout
+
+
 def test_the_own_environment_example_is_short():
     code = _BLOCKS["own environment"]
     body = code[code.index("class ") : code.index('register_llm_env("')]
