@@ -14,6 +14,7 @@ import contextlib
 import os
 import queue
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -50,6 +51,27 @@ def import_vllm() -> None:
         import vllm  # noqa: F401
     except ImportError as error:
         raise ImportError(f"the vLLM engine needs the package vllm: {_CURE}") from error
+    let_modules_be_scanned()
+
+
+def let_modules_be_scanned() -> None:
+    """Keep vLLM's start from failing on llvmlite, which numba and bm25s load.
+
+    vLLM looks at the `__dict__` of every object in every loaded module; llvmlite's library object
+    answers every attribute, `__dict__` too, with a function of that name.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is None or not hasattr(ffi.lib, "__dict__"):
+        return
+    library = type(ffi.lib)
+    resolve = library.__getattr__
+
+    def getattr_(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return resolve(self, name)
+
+    library.__getattr__ = getattr_
 
 
 @contextlib.contextmanager
