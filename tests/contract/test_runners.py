@@ -1,5 +1,6 @@
 """The same run with 0 and with 2 EnvRunner actors, through their deaths and from a checkpoint."""
 
+import os
 import subprocess
 import sys
 import time
@@ -43,13 +44,19 @@ class Run:
     def kill_one(self) -> None:
         """Kill an actor and wait until Ray has restarted it, unnoticed by RLlib."""
         actor = self.algorithm.env_runner_group._worker_manager.actors()[1]
+
+        def process() -> int:
+            return ray.get(actor.apply.remote(lambda runner: os.getpid()))
+
+        before = process()
         ray.kill(actor, no_restart=False)
         for _ in range(600):
             try:
-                ray.get(actor.ping.remote())
-                return
+                if process() != before:
+                    return
             except ray.exceptions.RayActorError:
-                time.sleep(0.1)
+                pass
+            time.sleep(0.1)
         raise AssertionError("Ray has not restarted the actor")
 
 
