@@ -209,28 +209,37 @@ def best_score(catalogue: Catalogue, goal: Goal) -> float:
 
 
 @contextmanager
-def real_configs(data: Path) -> Iterator[dict[str, Config]]:
-    """Unpack the real data that are there; yield constructor arguments that play them."""
-    found: dict[str, Config] = {}
+def scratch_folder() -> Iterator[Path]:
+    """Yield a folder for unpacked data and compiled catalogues; nothing of it is left behind."""
+    kept = os.environ.get("RLLIB_GIGPO_CACHE")
     with tempfile.TemporaryDirectory() as scratch:
-        # WebShop compiles catalogues into the cache: none of it is to be left behind.
         os.environ["RLLIB_GIGPO_CACHE"] = scratch
-        games = data / "alfworld" / "games_valid_train_move.tar.xz"
-        if games.exists():
-            with tarfile.open(games) as archive:
-                archive.extractall(scratch, filter="data")
-            found["ALFWorld"] = {"games": "real", "split": "valid_train", "data_dir": scratch}
-        if (data / "webshop").is_dir():
-            found["WebShop"] = {"products": str(data / "webshop"), "num_products": 1000}
-        questions = sorted((data / "searchqa").glob("*_passages.jsonl"))
-        if questions:
-            corpus = data / "searchqa" / "corpus_hotpot_musique.jsonl"
-            found["Search"] = {
-                "questions": [str(path) for path in questions],
-                "corpus": str(corpus) if corpus.exists() else "questions",
-                "split": "all",
-            }
-        yield found
+        yield Path(scratch)
+    if kept is None:
+        del os.environ["RLLIB_GIGPO_CACHE"]
+    else:
+        os.environ["RLLIB_GIGPO_CACHE"] = kept
+
+
+def real_configs(data: Path, scratch: Path) -> dict[str, Config]:
+    """Unpack the real data that are there; return constructor arguments that play them."""
+    found: dict[str, Config] = {}
+    games = data / "alfworld" / "games_valid_train_move.tar.xz"
+    if games.exists():
+        with tarfile.open(games) as archive:
+            archive.extractall(scratch, filter="data")
+        found["ALFWorld"] = {"games": "real", "split": "valid_train", "data_dir": str(scratch)}
+    if (data / "webshop").is_dir():
+        found["WebShop"] = {"products": str(data / "webshop"), "num_products": 1000}
+    questions = sorted((data / "searchqa").glob("*_passages.jsonl"))
+    if questions:
+        corpus = data / "searchqa" / "corpus_hotpot_musique.jsonl"
+        found["Search"] = {
+            "questions": [str(path) for path in questions],
+            "corpus": str(corpus) if corpus.exists() else "questions",
+            "split": "all",
+        }
+    return found
 
 
 def measure(name: str, config: Config) -> Figures:
@@ -267,7 +276,8 @@ def main() -> None:
     data = options.data or Path(os.environ.get("RLLIB_GIGPO_SHARED_DATA", DEFAULT_DATA))
     figures: dict[str, Figures] = {}
     sources = {}
-    with real_configs(data) as real:
+    with scratch_folder() as scratch:
+        real = real_configs(data, scratch)
         for name in options.names or ENVIRONMENTS:
             sources[name] = "real" if name in real else "shipped"
             config = real.get(name, ENVIRONMENTS[name].contract_kwargs)
