@@ -89,7 +89,7 @@ def check_gymnasium(make: Make, policy: Policy) -> None:
     if not player.is_multi_agent:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            check_env(env, skip_render_check=True)
+            check_env(env.unwrapped, skip_render_check=True)
     env.close()
 
 

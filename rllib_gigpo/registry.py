@@ -203,7 +203,9 @@ def _from_catalog(name: str, entry: Any) -> LLMEnvSpec:
 def _gymnasium_spec(name: str) -> LLMEnvSpec | None:
     if name not in gym.registry:
         return None
-    return LLMEnvSpec(name, lambda env_config: gym.make(name, **env_config))
+    # The registration itself travels: other processes may not have imported what registers the id.
+    registration = gym.registry[name]
+    return LLMEnvSpec(name, lambda env_config: gym.make(registration, **env_config))
 
 
 def _imported_spec(name: str) -> LLMEnvSpec | None:

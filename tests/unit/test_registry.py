@@ -207,6 +207,14 @@ def test_an_installed_environment_class_is_found_under_its_entry_points_name(mon
     assert "KeyDoor" in found
 
 
+def test_a_gymnasium_id_is_made_where_nothing_registers_it():
+    gymnasium.register("Count-v4", entry_point=Countdown, kwargs={"start": 2})
+    spec = get_env_spec("Count-v4")
+    del gymnasium.registry["Count-v4"]  # as in a worker that has not imported its module
+    assert spec.make({"start": 5}).unwrapped.start == 5
+    assert spec.make().unwrapped.start == 2
+
+
 def test_a_class_is_found_by_its_module():
     spec = get_env_spec("tests.fakes:Countdown")
     env = spec.make({"start": 3})
