@@ -41,7 +41,8 @@ from rllib_gigpo.weight_sync import WeightSync
 
 T = TypeVar("T")
 
-_ROUNDS_WITHOUT_PROGRESS = 10
+_FAILED_ROUNDS = 10
+_RESTART_S = 600.0
 
 
 class _Ahead(NamedTuple):
@@ -156,7 +157,8 @@ class GiGPO(Algorithm):
         """
         waiting = {task.group: task for task in tasks}
         reports: list[Played] = []
-        idle_rounds = 0
+        # Dying at every try is one thing, taking long to come back another.
+        failed_rounds, is_up, last_up = 0, True, time.monotonic()
         while waiting:
             played = self._play_round(runners, list(waiting.values()))
             for report in played:
@@ -165,17 +167,23 @@ class GiGPO(Algorithm):
                 for group in report.groups:
                     waiting.pop(group, None)
             reports += played
-            idle_rounds = 0 if any(report.groups for report in played) else idle_rounds + 1
-            if idle_rounds >= _ROUNDS_WITHOUT_PROGRESS:
+            if any(report.groups for report in played):
+                failed_rounds = 0
+            elif is_up:
+                failed_rounds += 1
+            last_up = time.monotonic() if is_up else last_up
+            quiet_s = time.monotonic() - last_up
+            if failed_rounds >= _FAILED_ROUNDS or quiet_s > _RESTART_S:
                 raise RuntimeError(
-                    f"{len(waiting)} groups could not be played: no EnvRunner answered "
-                    f"{idle_rounds} times in a row; see their logs for why they died"
+                    f"{len(waiting)} groups could not be played: EnvRunners failed {failed_rounds} "
+                    f"times in a row, the last one {quiet_s:.0f} s ago, and none is left; see "
+                    "their logs for why they died"
                 )
             if any(not report.groups for report in played):
                 self._sync_weights()
             elif waiting:
                 time.sleep(self.config.delay_between_env_runner_restarts_s)
-                self.restore_env_runners(runners)
+                is_up = bool(self.restore_env_runners(runners) or runners.healthy_worker_ids())
         collected = collect(reports)
         collected.check(len(tasks), self.config.max_dropped_share)
         self._replace_worn(runners, reports)

@@ -1,0 +1,88 @@
+"""When an Algorithm plays groups again, waits for EnvRunners, and gives up."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rllib_gigpo import GiGPO, gigpo
+from rllib_gigpo.env_runner import Played
+from rllib_gigpo.rollout import GroupTask, Rollout
+
+TASKS = [GroupTask(group=number, env_seed=number, size=2) for number in range(3)]
+
+
+class Stage(GiGPO):
+    """Plays by a script instead of with EnvRunners.
+
+    Args:
+        rounds: What comes back from each round, groups per runner; the last one repeats.
+        is_up: Whether a runner is up after each round; the last one repeats.
+    """
+
+    def __init__(self, rounds, is_up=(True,)):
+        self.config = SimpleNamespace(
+            delay_between_env_runner_restarts_s=0.0, max_dropped_share=0.0, max_abandoned_threads=0
+        )
+        self.rounds, self.is_up = list(rounds), list(is_up)
+        self.asked, self.syncs = [], 0
+
+    def _play_round(self, runners, tasks):
+        self.asked.append([task.group for task in tasks])
+        groups = self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
+        return [Played(tuple(share), Rollout([])) for share in groups]
+
+    def _sync_weights(self):
+        self.syncs += 1
+
+    def restore_env_runners(self, runners):
+        up = self.is_up.pop(0) if len(self.is_up) > 1 else self.is_up[0]
+        return [1] if up else []
+
+    def cleanup(self): ...
+
+    def perform(self) -> None:
+        self.play(SimpleNamespace(healthy_worker_ids=list), TASKS)
+
+
+def test_all_groups_in_one_round():
+    stage = Stage([[(0, 1), (2,)]])
+    stage.perform()
+    assert (stage.asked, stage.syncs) == ([[0, 1, 2]], 0)
+
+
+def test_the_groups_of_a_dead_runner_are_played_again():
+    stage = Stage([[(0, 1)], [(2,)]])
+    stage.perform()
+    assert stage.asked == [[0, 1, 2], [2]]
+
+
+def test_a_runner_without_the_weights_gets_them():
+    stage = Stage([[(), (0, 1)], [(2,)]])
+    stage.perform()
+    assert (stage.asked, stage.syncs) == ([[0, 1, 2], [2]], 1)
+
+
+def test_a_slow_restart_is_waited_for():
+    stage = Stage([*[[]] * 50, [(0, 1, 2)]], is_up=[*[False] * 49, True])
+    stage.perform()
+    assert len(stage.asked) == 51
+
+
+def test_a_restart_that_takes_for_ever_is_not(monkeypatch):
+    monkeypatch.setattr(gigpo, "_RESTART_S", 0.0)
+    with pytest.raises(RuntimeError, match="3 groups could not be played"):
+        Stage([[]], is_up=[False]).perform()
+
+
+def test_dying_at_every_try_ends_the_run():
+    stage = Stage([[(0,)], []])
+    with pytest.raises(RuntimeError, match=r"2 groups could not be played.*failed 10 times"):
+        stage.perform()
+    assert len(stage.asked) == 11
+
+
+def test_an_error_ends_the_run_with_its_sentence():
+    stage = Stage([[(0, 1, 2)]])
+    stage._play_round = lambda runners, tasks: [Played((0,), error="ValueError: no such shop")]
+    with pytest.raises(RuntimeError, match="the rollout failed: ValueError: no such shop"):
+        stage.perform()
