@@ -145,7 +145,7 @@ class Panel:
     def play(self, runners, tasks):
         assert runners == "the training runners"
         assert [task.env_seed for task in tasks] == [5]
-        return Collected(list(self._episodes), (3,), 2, (), 1, 0)
+        return Collected(list(self._episodes), (3,), 2, (), 1, 0, metrics=[])
 
 
 def test_an_evaluation_keeps_what_every_episode_came_to():
