@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from envs.key_door import KeyDoor
@@ -12,7 +13,7 @@ from rllib_gigpo import GiGPO, GiGPOConfig, register_llm_env
 from rllib_gigpo.agent.profiles.key_door import profile
 from rllib_gigpo.gigpo import training_tasks
 from rllib_gigpo.rows import modules_of
-from tests.ray_runs import Fragile, run_config
+from tests.ray_runs import Fragile, facts_of, run_config, weights_of
 from tests.tiny_runs import SHAPE, tiny_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
@@ -129,6 +130,22 @@ class TestTeam:
         again = algorithm.train()
         assert again["env_runners"]["num_episodes"] == 6
         algorithm.stop()
+
+
+def test_restoring_in_place_goes_back_exactly(warm_model, tmp_path):
+    algorithm = run_config(warm_model).build_algo()
+    algorithm.train()
+    checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    first = [facts_of(algorithm.train()) for _ in range(2)]
+    weights = weights_of(algorithm)
+    algorithm.restore_from_path(checkpoint)
+    second = [facts_of(algorithm.train()) for _ in range(2)]
+    # RLlib goes on counting the iterations of this process.
+    for facts in (*first, *second):
+        del facts["training_iteration"]
+    assert second == first
+    torch.testing.assert_close(weights_of(algorithm), weights, rtol=0, atol=0)
+    algorithm.stop()
 
 
 class TestCallbacks:

@@ -9,9 +9,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from envs.spaces import TextSpace
 from rllib_gigpo.engines.vllm.weights import unpack
 from rllib_gigpo.rows import RowData, complete_batch
+from tests.ray_runs import weights_of
 from tests.tiny_runs import build_learner, parameters, random_rows, tiny_config, update
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
@@ -21,14 +21,15 @@ BASE = {"kl_coeff": 0.5, "lr": 0.1}
 
 
 class Pair:
-    """Two learner processes; settings are read at every update, so cases share them."""
+    """Two learner processes of one algorithm.
+
+    Settings are read at every update, so that all cases can share the processes.
+    """
 
     def __init__(self):
-        config = tiny_config(**BASE).learners(num_learners=2)
-        config.validate()
-        self.group = config.build_learner_group(
-            spaces={DEFAULT_MODULE_ID: (TextSpace(), TextSpace())}
-        )
+        self.config = tiny_config(**BASE, num_minibatches=2, invalid_action_penalty=0.1)
+        self.algorithm = self.config.copy().learners(num_learners=2).build_algo()
+        self.group = self.algorithm.learner_group
         self.start = self.group.get_state()
 
     def begin(self, **settings: Any) -> None:
@@ -75,7 +76,7 @@ class Pair:
 def pair(local_ray):
     pair = Pair()
     yield pair
-    pair.group.shutdown()
+    pair.algorithm.stop()
 
 
 def lopsided_rows() -> SampleBatch:
@@ -102,6 +103,22 @@ BATCHES = {
     "half without advantage": lambda: random_rows(12, zeros=6),
     "one row": lambda: random_rows(1, steps=1),
 }
+
+
+def test_an_algorithm_trains_like_with_one_learner(pair):
+    # First of all, because the cases below leave the learners with weights of their own.
+    alone = pair.config.copy().build_algo()
+    for _ in range(2):
+        expected, found = alone.train(), pair.algorithm.train()
+        assert found["env_runners"]["num_env_steps_sampled"] > 0
+        for name in ("gradient_norm", "kl", "entropy", "ratio_max", "num_rows", "optimizer_steps"):
+            one = expected["learners"][DEFAULT_MODULE_ID][name]
+            assert found["learners"][DEFAULT_MODULE_ID][name] == pytest.approx(one, rel=1e-4), name
+        assert found["learners"][DEFAULT_MODULE_ID]["gradient_norm"] > 0.0
+    one, *others = [weights_of(alone), *pair.weights()]
+    for other in others:
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+    alone.stop()
 
 
 @pytest.mark.parametrize("case", CASES)
