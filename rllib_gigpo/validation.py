@@ -238,6 +238,12 @@ def _check_pairs(config: GiGPOConfig) -> None:
             "evaluation_parallel_to_training=True: an evaluation pins one weight version, so it "
             "cannot run beside an update; set it to False"
         )
+    has_own_runners = config.evaluation_interval or config.evaluation_num_env_runners
+    if config.evaluation_config and not has_own_runners:
+        raise ValueError(
+            f"evaluation_config={config.evaluation_config!r} is for EnvRunners of evaluation, and "
+            "there are none: set evaluation_interval or evaluation_num_env_runners too"
+        )
     if config.step_timeout_s is not None and config.step_threads == 0:
         raise ValueError(
             f"step_timeout_s={config.step_timeout_s} with step_threads=0: a call in the event loop "

@@ -5,8 +5,6 @@ import os
 # Set before torch and Ray are imported, and inherited by Ray's workers: models this small run
 # fastest on one thread, and several processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Workers whose driver has ended badly would otherwise report to a log that nobody reads.
-os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 import hypothesis
 import pytest

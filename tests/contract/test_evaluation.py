@@ -38,6 +38,12 @@ class TestPanel:
         # A longer panel begins with the shorter one.
         assert panel_seeds(one.evaluation(evaluation_duration=8))[:5] == panel_seeds(other)
 
+    def test_settings_that_nobody_would_read_are_refused(self):
+        config = run_config("tiny").evaluation(evaluation_config={"env_config": {"size": 4}})
+        with pytest.raises(ValueError, match="set evaluation_interval or evaluation_num_env_run"):
+            config.validate()
+        config.evaluation(evaluation_interval=3).validate()
+
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
