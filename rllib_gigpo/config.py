@@ -311,7 +311,7 @@ class GiGPOConfig(AlgorithmConfig):
             engine_sleep: Free the engines' GPU memory while the learner works (one shared GPU).
             engine_options: Other fields of `VLLMSettings`, such as `gpu_memory_utilization`.
             probe_tolerance: Largest mean difference between an engine's and the learner's
-                log-probabilities after a sync; None: 2e-3 in fp32, 0.3 in bf16; 0: no probe.
+                log-probabilities after a sync; None: 2e-3 in fp32, 1 in bf16; 0: no probe.
         """
         return self._take(dict(locals()))
 
