@@ -22,7 +22,7 @@ from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.env_runner import LLMEnvRunner
 
 _PROBE_TOKENS = 4
-# Mean difference per token. Two fp32 implementations differ by about 1e-5. In bf16 SmolLM2 differs by
+# Mean difference per token. Two fp32 implementations differ by 1e-5. In bf16 SmolLM2 differs by
 # 0.1 to 0.32 on this prompt, which is like no text, so there the probe notices unrelated weights
 # only; that weights are new, their version tells.
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 1.0}
