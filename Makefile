@@ -6,6 +6,8 @@ TORCH_ARGS ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
+# ALFWorld's planner builds itself with whatever `python` is on the path; it must be this one.
+export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 
 .PHONY: quickstart test lint types examples clean

@@ -17,6 +17,15 @@ hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests without Ray first.
+
+    A process that is connected to Ray shares its registry with the cluster, so that a name one test
+    registers would be found by the next.
+    """
+    items.sort(key=lambda item: "local_ray" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def local_ray():
     """A local Ray, started for the first test that asks and stopped after the last test.

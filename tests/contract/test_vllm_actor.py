@@ -45,14 +45,14 @@ SETTINGS = VLLMSettings(
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteVLLMEngine]:
+def engine(
+    local_ray: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RemoteVLLMEngine]:
     folder = build_tiny_folder(tmp_path_factory.mktemp("models") / "llama", "llama", tied=True)
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
     engine = RemoteVLLMEngine.start({POLICY: folder}, SETTINGS, num_engines=2)
     yield engine
     engine.close()
     engine.close()
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
