@@ -33,74 +33,26 @@ A trajectory alone in its group gets A_E = 0, a row alone at its anchor A_S = 0.
 Shapes: N rows, E trajectories.
 """
 
-from typing import Literal, NamedTuple
-
 import numpy as np
 
-from rllib_gigpo.advantages.parts import (
-    BoolArray,
-    FloatArray,
-    FNorm,
-    IntArray,
-    check_choice,
-    dense_ids,
-    discounted_returns,
-    group_normalize,
-    group_sums,
-    leave_one_out,
+from rllib_gigpo.advantages.parts import FloatArray, FNorm, group_normalize, leave_one_out
+from rllib_gigpo.advantages.scores import (
+    Advantages,
+    GroupMeanOver,
+    PenaltyScope,
+    Scores,
+    check_at_least_zero,
+    in_table_order,
+    score_rows,
 )
-from rllib_gigpo.advantages.table import StepTable, canonical
-
-GroupMeanOver = Literal["episodes", "steps"]
-PenaltyScope = Literal["return", "step"]
-
-
-class Advantages(NamedTuple):
-    """What an estimator says of every row, each of shape [N], in the row order of the table.
-
-    Attributes:
-        total: The advantage the loss uses.
-        episode: The episode level, A_E.
-        step: The step level, A_S, before the factor omega.
-        step_return: Discounted return-to-go, with the penalty by its scope.
-        step_group_size: Number of rows in the row's anchor group.
-    """
-
-    total: FloatArray
-    episode: FloatArray
-    step: FloatArray
-    step_return: FloatArray
-    step_group_size: IntArray
-
-
-class _Scores(NamedTuple):
-    """Scores and groups of every row [N] in canonical order, shared by the estimators.
-
-    Attributes:
-        order: Row of the table at each place of the canonical order.
-        group: Episode-group id.
-        anchor: Anchor-group id.
-        episode_score: R of the row's trajectory, with the penalty by its scope.
-        step_return: G_t, with the penalty by its scope.
-        weight: Weight of the row in the episode-level statistics.
-        alone: Whether the row's trajectory is the only one of its group.
-        resolution: Bound on the rounding error of a return; closer returns count as equal.
-    """
-
-    order: IntArray
-    group: IntArray
-    anchor: IntArray
-    episode_score: FloatArray
-    step_return: FloatArray
-    weight: FloatArray
-    alone: BoolArray
-    resolution: float
+from rllib_gigpo.advantages.table import StepTable
 
 
 def gigpo(
     table: StepTable,
     *,
     omega: float = 1.0,
+    episode_weight: float = 1.0,
     gamma: float = 0.95,
     f_norm: FNorm = "std",
     group_mean_over: GroupMeanOver = "episodes",
@@ -112,6 +64,8 @@ def gigpo(
     Args:
         table: The rows [N].
         omega: Weight of the step level, at least 0; 0 is GRPO.
+        episode_weight: Weight of the episode level, at least 0; 0 is the paper's ablation without
+            it.
         gamma: Discount per step of a trajectory for the step level, in [0, 1].
         f_norm: Divide by the unbiased standard deviation + 1e-6 ("std") or by 1 ("none").
         group_mean_over: What the episode-level mean and F count (module docstring).
@@ -125,8 +79,24 @@ def gigpo(
         ValueError: A setting is out of range, a column has a wrong shape, a reward is not finite,
             a trajectory has a step twice or lies in two groups.
     """
-    _check_at_least_zero("omega", omega)
-    scores = _score_rows(table, gamma, group_mean_over, invalid_action_penalty, penalty_scope)
+    check_at_least_zero("omega", omega)
+    check_at_least_zero("episode_weight", episode_weight)
+    scores = score_rows(
+        table,
+        gamma=gamma,
+        invalid_action_penalty=invalid_action_penalty,
+        penalty_scope=penalty_scope,
+        group_mean_over=group_mean_over,
+    )
+    episode = episode_advantage(scores, f_norm)
+    step = group_normalize(scores.step_return, scores.anchor, f_norm, resolution=scores.resolution)
+    return in_table_order(
+        scores, episode_weight * episode + omega * step, episode=episode, step=step
+    )
+
+
+def episode_advantage(scores: Scores, f_norm: FNorm) -> FloatArray:
+    """Return A_E of every row [N], in canonical order (Eq. 3)."""
     episode = group_normalize(
         scores.episode_score,
         scores.group,
@@ -134,8 +104,7 @@ def gigpo(
         weights=scores.weight,
         resolution=scores.resolution,
     )
-    step = group_normalize(scores.step_return, scores.anchor, f_norm, resolution=scores.resolution)
-    return _in_table_order(scores, np.where(scores.alone, 0.0, episode), step, omega)
+    return np.where(scores.alone, 0.0, episode)
 
 
 def grpo(
@@ -199,65 +168,15 @@ def rloo(
     Raises:
         ValueError: As in `gigpo`.
     """
-    scores = _score_rows(table, 1.0, group_mean_over, invalid_action_penalty, penalty_scope)
-    episode = leave_one_out(
+    scores = score_rows(
+        table,
+        gamma=1.0,
+        invalid_action_penalty=invalid_action_penalty,
+        penalty_scope=penalty_scope,
+        group_mean_over=group_mean_over,
+    )
+    others = leave_one_out(
         scores.episode_score, scores.group, weights=scores.weight, resolution=scores.resolution
     )
-    no_step_level = np.zeros(len(episode))
-    return _in_table_order(scores, np.where(scores.alone, 0.0, episode), no_step_level, 0.0)
-
-
-def _score_rows(
-    table: StepTable,
-    gamma: float,
-    group_mean_over: GroupMeanOver,
-    penalty: float,
-    penalty_scope: PenaltyScope,
-) -> _Scores:
-    """Check the table, put it in canonical order and score every row."""
-    check_choice("group_mean_over", group_mean_over, ("episodes", "steps"))
-    check_choice("penalty_scope", penalty_scope, ("return", "step"))
-    _check_at_least_zero("invalid_action_penalty", penalty)
-    order, rows = canonical(table)
-    trajectory = dense_ids(rows.episode, rows.agent)
-    group = dense_ids(rows.group, rows.agent)
-    cost = np.where(rows.valid, 0.0, penalty)
-    reward = rows.reward - cost if penalty_scope == "return" else rows.reward
-    row_cost = cost if penalty_scope == "step" else np.zeros(len(order))
-
-    length = np.bincount(trajectory)
-    share = 1.0 / length[trajectory]
-    returns = group_sums(trajectory, reward)
-    mates = group_sums(group, share)
-    magnitude = group_sums(trajectory, np.abs(rows.reward) + cost).max(initial=0.0)
-    return _Scores(
-        order=order,
-        group=group,
-        anchor=dense_ids(group, rows.anchor),
-        episode_score=returns[trajectory] - row_cost,
-        step_return=discounted_returns(reward, trajectory, rows.step, gamma) - row_cost,
-        weight=share if group_mean_over == "episodes" else np.ones(len(order)),
-        alone=mates[group] < 1.5,
-        resolution=2.0 * np.finfo(np.float64).eps * length.max(initial=0) * magnitude,
-    )
-
-
-def _in_table_order(
-    scores: _Scores, episode: FloatArray, step: FloatArray, omega: float
-) -> Advantages:
-    """Combine the two levels and put every column back in the row order of the table."""
-    back = np.empty_like(scores.order)
-    back[scores.order] = np.arange(len(back))
-    sizes = np.bincount(scores.anchor)[scores.anchor]
-    return Advantages(
-        total=(episode + omega * step)[back],
-        episode=episode[back],
-        step=step[back],
-        step_return=scores.step_return[back],
-        step_group_size=sizes[back],
-    )
-
-
-def _check_at_least_zero(name: str, value: float) -> None:
-    if not 0.0 <= value < float("inf"):
-        raise ValueError(f"{name} is {value}, expected a finite number of at least 0.")
+    episode = np.where(scores.alone, 0.0, others)
+    return in_table_order(scores, episode, episode=episode)

@@ -1,0 +1,52 @@
+"""What changes rewards before any return is taken, and the KL coefficient that does so."""
+
+import numpy as np
+
+from rllib_gigpo.advantages.parts import FloatArray, IntArray
+
+_LARGEST_ERROR = 0.2
+
+
+def overlong_cost(
+    response_tokens: IntArray, *, max_tokens: int, buffer_tokens: int, penalty: float
+) -> FloatArray:
+    """Charge responses that come close to the token limit (DAPO, arXiv 2503.14476, Eq. 13).
+
+    The cost is 0 up to `max_tokens - buffer_tokens` tokens and rises linearly to `penalty` at the
+    limit, where the engine cuts a response off.
+
+    Args:
+        response_tokens: Length of each row's response [N].
+        max_tokens: The limit.
+        buffer_tokens: Length of the ramp below it; 0 charges nothing.
+        penalty: Cost at the limit.
+
+    Returns:
+        Costs [N], at least 0.
+    """
+    if buffer_tokens == 0:
+        return np.zeros(len(response_tokens))
+    over = response_tokens - (max_tokens - buffer_tokens)
+    return penalty * np.clip(over / buffer_tokens, 0.0, 1.0)
+
+
+def adapted_kl_coeff(
+    coeff: float, kl: float, *, target: float, horizon: float, num_rows: int
+) -> float:
+    """Move a KL coefficient towards the one that holds the KL at its target.
+
+    Source: Ziegler et al., arXiv 1909.08593, Sec. 2.2: coeff * (1 + error * rows / horizon), with
+    the relative error of the KL held in [-0.2, 0.2].
+
+    Args:
+        coeff: The present coefficient.
+        kl: Measured mean KL per response token.
+        target: KL wanted.
+        horizon: Rows over which a full error of 1 would double the coefficient.
+        num_rows: Rows of this update.
+
+    Returns:
+        The next coefficient.
+    """
+    error = min(max(kl / target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
+    return coeff * (1.0 + error * num_rows / horizon)
