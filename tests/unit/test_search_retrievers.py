@@ -16,6 +16,7 @@ from envs.search.passages import Hit, JsonlCorpus, Passage
 from envs.search.retrievers import BM25Retriever, RetrieverError, tokenize, top_indices
 from envs.search.sharing import BatchingRetriever, CachedRetriever, shared_retriever
 from envs.search.world import generated_world
+from tests.missing import skip_or_fail
 from tests.shared_data import shared_data
 
 pytest.importorskip("bm25s", reason="needs the extra [search]")
@@ -198,7 +199,10 @@ def test_embeddings_on_disk_answer_as_those_in_memory(tmp_path):
 
 
 def test_faiss_index_equals_the_flat_one(tmp_path):
-    faiss = pytest.importorskip("faiss", reason="needs the extra [search-dense]")
+    try:
+        import faiss
+    except ImportError:
+        skip_or_fail("faiss-cpu of the extra [search-dense] is not installed")
     flat = DenseRetriever(WORDS, LETTERS, index="flat")
     built = DenseRetriever(WORDS, LETTERS, index="faiss")
     vectors = np.asarray(LETTERS.passages(WORDS))
