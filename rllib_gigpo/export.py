@@ -27,7 +27,12 @@ from ray.rllib.core import (
 from safetensors.torch import save_file
 
 from rllib_gigpo import __version__
-from rllib_gigpo.models import ModelSpec, load_generation_config, materialize
+from rllib_gigpo.models import (
+    ModelSpec,
+    load_generation_config,
+    materialize,
+    without_progress_bars,
+)
 from rllib_gigpo.module import CausalLMModule
 
 if TYPE_CHECKING:
@@ -164,7 +169,8 @@ def _save_model(module: CausalLMModule, path: str, output: Path, dtype: torch.dt
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     model.generation_config = load_generation_config(path)
-    model.save_pretrained(output)
+    with without_progress_bars():
+        model.save_pretrained(output)
 
 
 def _save_adapter(module: CausalLMModule, output: Path, dtype: torch.dtype) -> None:

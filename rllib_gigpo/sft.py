@@ -19,7 +19,13 @@ import numpy as np
 import torch
 
 from rllib_gigpo.encoding import chat_ids
-from rllib_gigpo.models import ModelSpec, load_causal_lm, load_tokenizer, materialize
+from rllib_gigpo.models import (
+    ModelSpec,
+    load_causal_lm,
+    load_tokenizer,
+    materialize,
+    without_progress_bars,
+)
 from rllib_gigpo.record import Example, load_examples
 from rllib_gigpo.sequences import pack, response_logps
 
@@ -104,7 +110,8 @@ def warm_start(
         if on_step is not None:
             on_step(step, loss)
     output = Path(output)
-    model.save_pretrained(output)
+    with without_progress_bars():
+        model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     return output
 

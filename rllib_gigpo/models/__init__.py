@@ -14,6 +14,7 @@ from rllib_gigpo.models.loading import (
     materialize,
     number_of_parameters,
     stop_token_ids,
+    without_progress_bars,
 )
 from rllib_gigpo.models.spec import ModelSpec, TinyShape
 
@@ -26,4 +27,5 @@ __all__ = [
     "materialize",
     "number_of_parameters",
     "stop_token_ids",
+    "without_progress_bars",
 ]

@@ -32,10 +32,10 @@ def materialize(spec: ModelSpec) -> str:
             a folder nor a Hugging Face id, or a tiny model without words.
     """
     if spec.name == TINY:
-        with _quiet():
+        with without_progress_bars():
             return str(build_once(tiny.folder_name(spec), lambda folder: tiny.build(spec, folder)))
     if spec.name == SMOLLM2:
-        with _quiet():
+        with without_progress_bars():
             return str(build_once(smollm2.FOLDER_NAME, smollm2.build))
     folder = Path(spec.name).expanduser()
     if folder.exists():
@@ -171,7 +171,7 @@ def _load(load: Callable[..., Any], what: str, path: str, **settings: Any) -> An
     try:
         if not Path(path).is_dir():
             return load(path, trust_remote_code=False, **settings)
-        with _quiet():
+        with without_progress_bars():
             return load(path, trust_remote_code=False, **settings)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -183,7 +183,7 @@ def _load(load: Callable[..., Any], what: str, path: str, **settings: Any) -> An
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Hide the progress bars of local work, which takes a moment; downloads keep theirs."""
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()

@@ -70,7 +70,7 @@ def test_the_order_of_the_examples_is_a_function_of_the_seed(tiny, tmp_path):
     assert all(set(losses(0)[start : start + 2]) == pair for start in range(0, 8, 2))
 
 
-def test_what_was_shown_is_learned(tiny, tmp_path):
+def test_what_was_shown_is_learned(tiny, tmp_path, capfd):
     folder = warm_start(
         tiny,
         [NORTH, SOUTH],
@@ -79,6 +79,7 @@ def test_what_was_shown_is_learned(tiny, tmp_path):
     )
     assert response_loss(tiny, NORTH) > 1.0
     assert max(response_loss(folder, example) for example in (NORTH, SOUTH)) < 0.05
+    assert capfd.readouterr().err == ""  # no progress bar of the saved files
 
 
 def test_nothing_to_learn_from_and_too_long_a_prompt_are_refused(tiny, tmp_path):
