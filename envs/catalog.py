@@ -38,11 +38,17 @@ class EnvEntry(NamedTuple):
 
 
 _KEY_DOOR_PROFILE = "rllib_gigpo.agent.profiles.key_door:profile"
+_CARD_PROFILES = "rllib_gigpo.agent.profiles.gym_cards"
 
 ENVIRONMENTS: dict[str, EnvEntry] = {
     "KeyDoor": EnvEntry("envs.key_door:KeyDoor", _KEY_DOOR_PROFILE),
     "KeyDoorLocal": EnvEntry("envs.key_door:KeyDoor", _KEY_DOOR_PROFILE, {"view": "local"}),
     "KeyDoorTeam": EnvEntry("envs.key_door_team:KeyDoorTeam", _KEY_DOOR_PROFILE, multi_agent=True),
+    "Sokoban": EnvEntry("envs.sokoban:Sokoban", "rllib_gigpo.agent.profiles.sokoban:profile"),
+    "NumberLine": EnvEntry("envs.gym_cards:NumberLine", f"{_CARD_PROFILES}:number_line"),
+    "EZPoints": EnvEntry("envs.gym_cards:EZPoints", f"{_CARD_PROFILES}:ez_points"),
+    "Points24": EnvEntry("envs.gym_cards:Points24", f"{_CARD_PROFILES}:points24"),
+    "Blackjack": EnvEntry("envs.gym_cards:Blackjack", f"{_CARD_PROFILES}:blackjack"),
     "ALFWorld": EnvEntry(
         "envs.alfworld:ALFWorld",
         "rllib_gigpo.agent.profiles.alfworld:profile",

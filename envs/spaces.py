@@ -1,4 +1,4 @@
-"""The space of all strings."""
+"""The spaces of observations and actions: all strings, and pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium.error import CustomSpaceError
-from gymnasium.spaces import Text
+from gymnasium.spaces import Box, Text
 from gymnasium.vector.utils import create_shared_memory
 
 _LONGEST_RANDOM_SAMPLE = 32
@@ -72,6 +72,11 @@ class TextSpace(Text):
 
     def __repr__(self) -> str:
         return f"TextSpace({list(self.examples)})" if self.examples else "TextSpace()"
+
+
+def image_space(height: int, width: int) -> Box:
+    """Return the space of RGB pictures, uint8 [height, width, 3]."""
+    return Box(low=0, high=255, shape=(height, width, 3), dtype=np.uint8)
 
 
 @create_shared_memory.register(TextSpace)

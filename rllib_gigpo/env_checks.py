@@ -1,4 +1,4 @@
-"""The contract that every text environment keeps, as checks that raise `ContractError`.
+"""The contract that every environment keeps, as checks that raise `ContractError`.
 
 `check_contract(make)` runs all of `CHECKS`. Single-agent environments and RLlib `MultiAgentEnv`s go
 through the same ones. `python -m rllib_gigpo.check_env NAME` prints them as a table.
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from gymnasium.spaces import Text
+from gymnasium.spaces import Box, Text
 from gymnasium.utils.env_checker import check_env
 
 from rllib_gigpo.env_player import (
@@ -29,6 +29,7 @@ from rllib_gigpo.env_player import (
     fingerprint,
     fingerprint_elsewhere,
 )
+from rllib_gigpo.observations import is_picture
 from rllib_gigpo.scripted import Policy, random_legal
 
 NONSENSE = ("", " \t\n", "frobnicate the grue", "🦄 \x00 </action>", "<action>" * 1000)
@@ -72,7 +73,7 @@ def check_constructor(make: Make, policy: Policy) -> None:
 
 
 def check_gymnasium(make: Make, policy: Policy) -> None:
-    """Spaces contain every text; gymnasium's own checker passes without a warning."""
+    """Spaces contain every text or picture; gymnasium's own checker passes without a warning."""
     env = make()
     player = Player(env)
     if player.is_multi_agent:
@@ -80,6 +81,10 @@ def check_gymnasium(make: Make, policy: Policy) -> None:
         spaces += [env.get_action_space(agent) for agent in player.agents]
     else:
         spaces = [env.observation_space, env.action_space]
+    if not player.is_multi_agent and isinstance(spaces[0], Box):
+        if not is_picture(spaces[0].sample()):
+            _fail(f"{spaces[0]} holds no pictures: use envs.spaces.image_space")
+        spaces = spaces[1:]
     for space in spaces:
         if not isinstance(space, Text):
             _fail(f"{space} is not a gymnasium Text space")
@@ -194,7 +199,7 @@ def check_types(make: Make, policy: Policy) -> None:
         while not turns[-1].is_last:
             turns.append(player.step(choose(turns[-1])))
             kept.append(copy.deepcopy(turns[-1]))
-        if turns != kept:
+        if [t.comparable() for t in turns] != [t.comparable() for t in kept]:
             _fail("an info that was handed out changed afterwards")
         for turn in turns:
             _check_turn_types(turn)
@@ -287,21 +292,22 @@ def _same_for_all(turn: Turn, action: str) -> Actions:
     return dict.fromkeys(turn.observations, action)
 
 
-def _anchors(turn: Turn) -> list[str]:
+def _anchors(turn: Turn) -> list[str | bytes]:
     return [
         turn.infos.get(agent, {}).get("anchor", observation)
-        for agent, observation in turn.observations.items()
+        for agent, observation in turn.comparable().observations.items()
     ]
 
 
 def _numbers(turn: Turn) -> Iterable[int]:
-    return (int(digits) for text in _anchors(turn) for digits in re.findall(r"[0-9]+", text))
+    texts = [anchor for anchor in _anchors(turn) if isinstance(anchor, str)]
+    return (int(digits) for text in texts for digits in re.findall(r"[0-9]+", text))
 
 
 def _check_turn_types(turn: Turn) -> None:
     for observation in turn.observations.values():
-        if not isinstance(observation, str):
-            _fail(f"observation {observation!r} is not a str")
+        if not isinstance(observation, str) and not is_picture(observation):
+            _fail(f"observation {observation!r} is neither a str nor a picture")
     for reward in turn.rewards.values():
         if type(reward) is not float:
             _fail(f"reward {reward!r} is not a float")

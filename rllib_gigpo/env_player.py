@@ -1,4 +1,4 @@
-"""Plays single- and multi-agent text environments alike, for the checks of the contract.
+"""Plays single- and multi-agent environments alike, for the checks of the contract.
 
 Each reset and step becomes a `Turn` of dictionaries by agent id. Nothing here needs Ray, so a check
 can replay an environment in another process within a second.
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from rllib_gigpo.observations import state_key
 from rllib_gigpo.scripted import Policy
 
 Make = Callable[[], Any]
@@ -37,7 +38,7 @@ INFO_TYPES = {
 class Turn(NamedTuple):
     """What one reset or step returned, by agent id."""
 
-    observations: dict[str, str]
+    observations: dict[str, Any]
     rewards: dict[str, float]
     is_terminated: bool
     is_truncated: bool
@@ -47,6 +48,11 @@ class Turn(NamedTuple):
     def is_last(self) -> bool:
         """Whether the episode has ended."""
         return self.is_terminated or self.is_truncated
+
+    def comparable(self) -> Turn:
+        """Return the turn with digests in place of pictures, which `==` does not compare."""
+        keys = {agent: state_key(seen) for agent, seen in self.observations.items()}
+        return self._replace(observations=keys)
 
 
 class Player:
@@ -137,7 +143,7 @@ def fingerprint_elsewhere(make: Make, policy: Policy) -> str:
 def dump(turns: list[Turn]) -> str:
     """Return the turns as JSON, with the keys of the infos that the contract names."""
     known = [
-        turn._replace(
+        turn.comparable()._replace(
             infos={
                 agent: {key: value for key, value in info.items() if key in INFO_TYPES}
                 for agent, info in turn.infos.items()
@@ -145,4 +151,4 @@ def dump(turns: list[Turn]) -> str:
         )
         for turn in turns
     ]
-    return json.dumps(known, sort_keys=True)
+    return json.dumps(known, sort_keys=True, default=bytes.hex)

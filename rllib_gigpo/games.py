@@ -16,6 +16,8 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_gigpo.observations import is_picture
+
 SOLO_AGENT = "agent"
 
 
@@ -23,7 +25,7 @@ class Outcome(NamedTuple):
     """What one environment step gave, per agent id.
 
     Attributes:
-        observations: Texts of the agents that see something now.
+        observations: Texts or pictures of the agents that see something now.
         rewards: Rewards of the step.
         infos: Info dicts.
         acting: The observations of those that act next; an agent that has ended by itself, before
@@ -40,8 +42,8 @@ class Game:
     """An environment that is being played.
 
     Args:
-        env: A gymnasium environment with string observations and actions, or an RLlib
-            MultiAgentEnv with the same per agent.
+        env: A gymnasium environment with string actions whose observations are strings or
+            pictures, or an RLlib MultiAgentEnv with the same per agent.
         name: For error messages.
 
     Raises:
@@ -88,7 +90,7 @@ class Game:
         """Take one environment step.
 
         Raises:
-            TypeError: An observation is not a string.
+            TypeError: An observation is neither a string nor a picture.
             ValueError: A reward is not finite.
         """
         if self.is_team:
@@ -152,10 +154,11 @@ class Game:
 
     def _check_observations(self, observations: Mapping[Any, Any]) -> None:
         for agent, observation in observations.items():
-            if not isinstance(observation, str):
+            if not isinstance(observation, str) and not is_picture(observation):
                 raise TypeError(
                     f"environment {self.name!r} observed a {type(observation).__name__} for "
-                    f"{agent!r}: expected a string (wrap the environment to render its state)"
+                    f"{agent!r}: expected a string (wrap the environment to render its state) or a "
+                    "picture (uint8 array [height, width, 3])"
                 )
 
 

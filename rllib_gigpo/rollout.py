@@ -34,6 +34,7 @@ from rllib_gigpo.encoding import PromptEncoder, PromptTooLongError
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.games import Game, Outcome
 from rllib_gigpo.lockstep import FreeTurns, Lockstep, Turns
+from rllib_gigpo.observations import state_key
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.stepping import EnvFailure, Stepper
 
@@ -255,7 +256,7 @@ def _start(observations: Mapping[Any, str], infos: Mapping[Any, Mapping]) -> dic
     """Return what tells initial states apart; observations alone may show a part of the state."""
     told = {agent: infos.get(agent, {}) for agent in observations}
     return {
-        agent: (observation, told[agent].get("task"), told[agent].get("task_id"))
+        agent: (state_key(observation), told[agent].get("task"), told[agent].get("task_id"))
         for agent, observation in observations.items()
     }
 

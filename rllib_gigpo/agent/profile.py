@@ -8,6 +8,7 @@ from rllib_gigpo.agent.memory import LastSteps, Memory
 from rllib_gigpo.agent.parsing import Action, ActionParser, TagParser
 from rllib_gigpo.agent.prompt import ChatTemplate, PromptTemplate, check_fields
 from rllib_gigpo.grouping import AnchorKey
+from rllib_gigpo.observations import state_key
 
 # As far as the tiny model knows the numbers of steps.
 _COUNTED_STEPS = 100
@@ -25,8 +26,9 @@ class AgentProfile:
         validity: Who decides whether a step was valid: "parser", or "parser_and_environment"
             (the environment's `info["is_action_valid"]` counts too, where it gives one).
         anchor: None groups steps by the environment's anchor (`info["anchor"]`, else the
-            observation); a callable (observation, info) -> key replaces it, for instance the room
-            that a text speaks of. The key is a str, bytes, int or tuple of them.
+            observation, a picture by its bytes); a callable (observation, info) -> key replaces it,
+            for instance the room that a text speaks of. The key is a str, bytes, int or tuple of
+            them.
         vocabulary: Sample texts whose words the tiny from-scratch model must know.
         respond: Writes a response in this profile's format for a given action text; used for
             warm starts.
@@ -60,7 +62,7 @@ class AgentProfile:
         """Return the anchor state of a step (Eq. 6 groups steps of one task by it)."""
         if self.anchor is not None:
             return self.anchor(observation, info)
-        return info.get("anchor", observation)
+        return state_key(info.get("anchor", observation))
 
 
 def default_profile() -> AgentProfile:

@@ -101,7 +101,17 @@ class ChatTemplate:
         check_fields(f"action_line={self.action_line!r}", self.action_line, {"action"})
 
     def __call__(self, context: PromptContext) -> list[Message]:
-        """Build the messages of one step."""
+        """Build the messages of one step.
+
+        Raises:
+            TypeError: The observation is a picture.
+        """
+        if not isinstance(context.observation, str):
+            raise TypeError(
+                f"the observation is a {type(context.observation).__name__}, and this prompt shows "
+                "text alone: play the environment's text view (view='text'), or give an "
+                "AgentProfile whose prompt shows pictures"
+            )
         actions = self.action_separator.join(
             self.action_line.format(action=action)
             for action in context.admissible_actions

@@ -12,6 +12,8 @@ from rllib_gigpo.scripted import random_legal
 from tests import broken_envs
 from tests.missing import skip_or_fail
 
+_WITH_PICTURES = ("Sokoban", "NumberLine", "EZPoints", "Points24", "Blackjack")
+
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
@@ -24,6 +26,12 @@ def test_environment_keeps_the_contract(name, check):
         except ImportError as error:
             skip_or_fail(str(error))
     check(make_env, random_legal)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", _WITH_PICTURES)
+def test_picture_views_keep_the_contract(name, check):
+    check(functools.partial(make, name, view="rgb"), random_legal)
 
 
 def test_unknown_environment_lists_the_known_ones():

@@ -14,6 +14,7 @@ _STDLIB = sys.stdlib_module_names
 _SIMULATORS = {
     "alfworld": {"alfworld", "textworld"},
     "webshop": {"bm25s", "spacy", "rapidfuzz"},
+    "gym_cards": {"PIL"},
     "search": {"bm25s", "faiss", "sentence_transformers", "datasets", "pyarrow"},
 }
 _RAY_FILES = {
