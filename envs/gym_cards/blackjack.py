@@ -103,7 +103,7 @@ def basic_strategy(total: int, is_soft: bool, dealer: int) -> str:
         dealer: What the dealer's open card counts, an ace as 11.
     """
     if is_soft:
-        enough = 18 if dealer <= 8 or dealer == 11 else 19
+        enough = 18 if dealer <= 8 else 19
     elif dealer >= 7:
         enough = 17
     else:
