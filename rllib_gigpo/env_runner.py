@@ -7,7 +7,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -22,7 +22,8 @@ from rllib_gigpo.callbacks import RunnerCallbacks
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines import build_engine
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
-from rllib_gigpo.engines.vllm.weights import PackedTensors, unpack
+from rllib_gigpo.engines.packing import Checksums
+from rllib_gigpo.engines.published import Published, check_held, serve
 from rllib_gigpo.games import Game
 from rllib_gigpo.metrics import episode_metrics
 from rllib_gigpo.models import (
@@ -83,7 +84,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._encoder: PromptEncoder | None = None
         self._stop_ids: tuple[int, ...] = ()
         self._owns_engine = True
-        self._waiting_weights: dict[str, tuple[PackedTensors, int]] = {}
+        self._waiting_weights: dict[str, Published] = {}
         self._versions: dict[str, int] = {}
         self._stepper = Stepper(self.config.step_settings)
         self._sampled = 0
@@ -103,8 +104,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """The engine, built and given the last weights at first use."""
         if self._engine is None:
             self._engine = build_engine(self.config)
-            for policy_id, (packed, version) in self._waiting_weights.items():
-                self._engine.load_weights(policy_id, unpack(packed), version)
+            for policy_id, published in self._waiting_weights.items():
+                serve(self._engine, policy_id, published, published.packed)
+                check_held(published, self._engine.checksums(policy_id))
             self._waiting_weights.clear()
         return self._engine
 
@@ -263,31 +265,38 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._unreported = []
         return self.metrics.reduce()
 
-    def load_weights(
-        self, weights: Mapping[str, PackedTensors | ray.ObjectRef], version: int
-    ) -> dict[str, int]:
-        """Give every policy its new weights.
+    def load_weights(self, weights: Mapping[str, Published]) -> dict[str, int]:
+        """Give every policy its new weights or adapter.
 
         Where another runner owns the engine, that runner loads them.
 
         Args:
-            weights: Per module id, parameters under their Hugging Face names, or a reference to
-                them in Ray's object store.
-            version: Weight version.
+            weights: Per module id, what was published; its tensors may be a reference to Ray's
+                object store.
 
         Returns:
             The version that now serves each policy.
         """
-        for module_id, source in weights.items():
-            packed = ray.get(source) if isinstance(source, ray.ObjectRef) else source
+        for module_id, published in weights.items():
+            if isinstance(published.packed, ray.ObjectRef):
+                published = replace(published, packed=ray.get(published.packed))
             if self._engine is None:
-                self._waiting_weights[module_id] = (packed, version)
+                self._waiting_weights[module_id] = published
             elif self._owns_engine:
-                self._engine.load_weights(module_id, unpack(packed), version)
-            self._versions[module_id] = version
+                serve(self._engine, module_id, published, published.packed)
+            self._versions[module_id] = published.version
         if self._engine is None:
-            return dict.fromkeys(weights, version)
+            return {module_id: published.version for module_id, published in weights.items()}
         return {module_id: self._engine.version(module_id) for module_id in weights}
+
+    def checksums(self) -> dict[str, Checksums]:
+        """Per module, what the engine computes with; empty where it is not built yet.
+
+        It is empty too where another runner owns the engine.
+        """
+        if self._engine is None or not self._owns_engine:
+            return {}
+        return {module_id: self._engine.checksums(module_id) for module_id in self._versions}
 
     def attach(self, fleet: Any, version: int) -> None:
         """Use engine actors that serve a weight version."""

@@ -25,8 +25,9 @@ from ray.rllib.utils.annotations import override
 
 from rllib_gigpo.advantages import Advantages, gigpo
 from rllib_gigpo.distributed import sum_gradients, sum_over_learners
-from rllib_gigpo.engines.vllm.weights import PackedTensors
-from rllib_gigpo.engines.vllm.weights import pack as pack_tensors
+from rllib_gigpo.engines.packing import PackedTensors, checksums, unpack
+from rllib_gigpo.engines.packing import pack as pack_tensors
+from rllib_gigpo.engines.published import Published
 from rllib_gigpo.losses import (
     clipped_surrogate,
     correction_weights,
@@ -419,20 +420,27 @@ class GiGPOTorchLearner(TorchLearner):
     # State -----------------------------------------------------------------------------------
 
     def packed_weights(self) -> dict[str, PackedTensors]:
-        """Per module, the policy's weights in the engines' dtype."""
+        """Per module, the policy's weights in the engines' dtype, an adapter merged in."""
         dtype = getattr(torch, self.config.dtype)
         return {
             module_id: pack_tensors(self._language_model(module_id).policy_weights("cpu"), dtype)
             for module_id in self.config.module_ids
         }
 
-    def packed_adapters(self) -> dict[str, tuple[PackedTensors, dict[str, Any]]]:
-        """Per module, the LoRA adapter's tensors and its peft configuration."""
-        adapters = {}
+    def published(self, version: int) -> dict[str, Published]:
+        """Per module, what engines are to serve: the adapter where one trains, else all weights."""
+        if self.config.lora is None:
+            return {
+                module_id: Published("weights", packed, version, checksums(unpack(packed)))
+                for module_id, packed in self.packed_weights().items()
+            }
+        parcels = {}
         for module_id in self.config.module_ids:
             tensors, peft_config = self._language_model(module_id).adapter_weights()
-            adapters[module_id] = (pack_tensors(tensors), peft_config)
-        return adapters
+            parcels[module_id] = Published(
+                "adapter", pack_tensors(tensors), version, checksums(tensors), peft_config
+            )
+        return parcels
 
     def response_logps(
         self, module_id: str, prompt_ids: np.ndarray, response_ids: np.ndarray

@@ -1,43 +1,42 @@
 """Weights on their way from the learners to every engine, and the proof that they arrived.
 
-One learner puts its weights into Ray's object store once; every engine reads them there. Engines
-are either inside the EnvRunners (transformers) or actors of their own, shared by all EnvRunners and
-by evaluation (vLLM). After each sync every engine answers a short probe, whose log-probabilities
-must be the learner's.
+One learner puts its weights, or its adapter where LoRA trains, into Ray's object store once; every
+engine reads them there. Engines are either inside the EnvRunners (transformers) or actors of their
+own, shared by all EnvRunners and by evaluation (vLLM).
+
+The proof has two parts. Checksums: what every engine computes with is, to the bit, what the learner
+sent, whatever the type. A probe: every engine answers a short prompt, and the log-probabilities are
+the learner's up to rounding, so that the right tensors also stand in the right places.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_gigpo.config import GiGPOConfig
+from rllib_gigpo.encoding import chat_ids
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
+from rllib_gigpo.engines.packing import Checksums
+from rllib_gigpo.engines.published import Published, check_held
 from rllib_gigpo.env_runner import LLMEnvRunner
+from rllib_gigpo.models import load_tokenizer, materialize
 
-_PROBE_TOKENS = 4
-# Mean difference per token. Two fp32 implementations differ by 1e-5. In bf16 SmolLM2 differs by
-# 0.1 to 0.32 on this prompt, which is like no text, so there the probe notices unrelated weights
-# only; that weights are new, their version tells.
-_TOLERANCE = {"float32": 2e-3, "bfloat16": 1.0}
-
-
-class Sent(NamedTuple):
-    """The last weights that went out, kept for runners that come back.
-
-    Attributes:
-        weights: Per module, packed tensors or a reference to them; empty where engine actors serve.
-        version: Their version.
-    """
-
-    weights: dict[str, Any]
-    version: int
+_PROBE_TOKENS = 32
+_PROBE_CHARACTERS = 400
+_PROBE_TEXT = (
+    "A small boat left the harbour early in the morning. The fisherman and his daughter wanted to "
+    "reach the island before noon, because the wind was going to turn. They carried bread, water "
+    "and two lamps. Please tell me in a few sentences what happened to them on the way."
+)
+TOLERANCE = {"float32": 2e-3, "bfloat16": 0.12}
 
 
 class WeightSync:
@@ -60,16 +59,21 @@ class WeightSync:
         self.config = config
         self._groups = list(runner_groups)
         self._first_learner = first_learner
-        self._crosses = not learner_is_local or any(g.num_remote_workers() for g in self._groups)
-        self._sent: Sent | None = None
+        self._published: dict[str, Published] = {}
+        self._version = -1
+        self._probe_prompt = probe_prompt(config)
         self.fleet: Any = self._start_fleet()
+        self._crosses = (
+            self.fleet is not None
+            or not learner_is_local
+            or any(group.num_remote_workers() for group in self._groups)
+        )
 
     def _start_fleet(self) -> Any:
         """Start the engine actors, or return None where engines live in the runners."""
         if self.config.engine != "vllm":
             return None
         from rllib_gigpo.engines.vllm.remote import RemoteVLLMEngine
-        from rllib_gigpo.models import materialize
 
         folder = materialize(self.config.model_spec)
         return RemoteVLLMEngine.start(
@@ -91,73 +95,74 @@ class WeightSync:
     @property
     def version(self) -> int:
         """The version that engines serve."""
-        return -1 if self._sent is None else self._sent.version
+        return self._version
 
     def push(self, version: int) -> None:
-        """Give every engine the learner's weights as a version, and probe them.
+        """Give every engine the learner's weights as a version, and prove that it has them.
 
         Raises:
             RuntimeError: An engine serves something else afterwards.
         """
+        call = partial(_published, version=version, by_object_store=self._crosses)
+        self._published = self._first_learner(call)
+        self._version = version
         if self.fleet is not None:
-            self._publish(version)
-            self._sent = Sent({}, version)
-        else:
-            packed = partial(_packed, by_object_store=self._crosses)
-            self._sent = Sent(self._first_learner(packed), version)
+            for module_id, published in self._published.items():
+                self.fleet.publish(module_id, published)
         self.repeat()
+        self._check_checksums()
         self._probe(version)
 
     def repeat(self) -> None:
         """Give all runners what was sent last, without asking the learner."""
-        if self._sent is None:
+        if not self._published:
             return
-        weights, version = self._sent
+        version = self._version
         for runners in self._groups:
             if self.fleet is not None:
                 _everywhere(runners, "attach", self.fleet.fleet, version)
                 continue
-            served = _everywhere(runners, "load_weights", weights, version)
+            served = _everywhere(runners, "load_weights", self._published)
             stale = [found for found in served if set(found.values()) != {version}]
             if stale:
                 raise RuntimeError(f"an EnvRunner serves weights {stale[0]}, expected {version}")
 
-    def _publish(self, version: int) -> None:
-        from rllib_gigpo.engines.vllm.actor import Published
+    def _check_checksums(self) -> None:
+        """Compare what every engine computes with, bit by bit, to what the learner sent."""
+        for module_id, published in self._published.items():
+            for held in self._held(module_id):
+                check_held(published, held)
 
-        trains_adapter = self.config.lora is not None
-        call = _adapter_references if trains_adapter else _weight_references
-        for module_id, (reference, adapter_config) in self._first_learner(call).items():
-            kind = "adapter" if trains_adapter else "weights"
-            self.fleet.publish(module_id, Published(kind, reference, version, adapter_config))
+    def _held(self, module_id: str) -> list[Checksums]:
+        if self.fleet is not None:
+            return self.fleet.all_checksums(module_id)
+        reports = [report for group in self._groups for report in _everywhere(group, "checksums")]
+        # A runner checks for itself what its engine loads when it is built later.
+        return [report[module_id] for report in reports if report]
 
     def _probe(self, version: int) -> None:
         tolerance = self.config.probe_tolerance
         if tolerance == 0:
             return
-        tolerance = tolerance or _TOLERANCE[self.config.dtype]
+        tolerance = tolerance or TOLERANCE[self.config.dtype]
         for module_id in self.config.module_ids:
             for completion in self._answers(module_id):
-                check_probe(
-                    completion,
-                    self._first_learner(
-                        partial(_learner_logps, module_id=module_id, completion=completion)
-                    ),
-                    version,
-                    tolerance,
+                logps = partial(
+                    _learner_logps,
+                    module_id=module_id,
+                    prompt_ids=self._probe_prompt,
+                    completion=completion,
                 )
+                check_probe(completion, self._first_learner(logps), version, tolerance)
 
     def _answers(self, module_id: str) -> list[Completion]:
+        request = partial(probe_request, self.config, module_id, self._probe_prompt)
         if self.fleet is not None:
-            requests = [
-                probe_request(module_id, group, self.config.temperature)
-                for group in range(self.config.num_engines)
-            ]
+            requests = [request(group) for group in range(self.config.num_engines)]
             return asyncio.run(_generate(self.fleet, requests))
-        request = probe_request(module_id, 0, self.config.temperature)
         answers = []
         for runners in self._groups:
-            answers += _everywhere(runners, "probe", request)
+            answers += _everywhere(runners, "probe", request(0))
         return [answer for answer in answers if answer is not None]
 
     def sleep(self) -> None:
@@ -177,11 +182,30 @@ class WeightSync:
             self.fleet = None
 
 
-def probe_request(module_id: str, group: int, temperature: float) -> Request:
-    """Return the probe: a fixed prompt of token ids that every vocabulary has."""
+def probe_prompt(config: GiGPOConfig) -> np.ndarray:
+    """Token ids of the probe: text that the model knows, so that rounding matters little.
+
+    Returns:
+        int32 [P]: a message in the model's own chat template, made of a short English text, or for
+        the tiny model of its environment's words; cut to `max_prompt_tokens`.
+    """
+    spec = config.model_spec
+    tokenizer = load_tokenizer(materialize(spec))
+    text = " ".join(spec.words)[:_PROBE_CHARACTERS] or _PROBE_TEXT
+    ids = chat_ids(tokenizer, [{"role": "user", "content": text}])
+    return ids[-config.max_prompt_tokens :]
+
+
+def probe_request(
+    config: GiGPOConfig, module_id: str, prompt_ids: np.ndarray, group: int
+) -> Request:
+    """Return the probe for the engine that serves a group."""
     return Request(
-        prompt_ids=np.arange(1, 9, dtype=np.int32),
-        sampling=Sampling(temperature=temperature, max_tokens=_PROBE_TOKENS),
+        prompt_ids=prompt_ids,
+        sampling=Sampling(
+            temperature=config.temperature,
+            max_tokens=min(_PROBE_TOKENS, config.max_response_tokens),
+        ),
         seed=505,
         request_id=f"probe:{module_id}:{group}",
         policy_id=module_id,
@@ -231,21 +255,15 @@ def _everywhere(runners: EnvRunnerGroup, method: str, *args: Any) -> list[Any]:
     )
 
 
-def _packed(learner: Any, by_object_store: bool) -> dict[str, Any]:
-    """Return a learner's weights per module, or references to them in Ray's object store."""
-    packed = learner.packed_weights()
-    return {m: ray.put(tensors) for m, tensors in packed.items()} if by_object_store else packed
+def _published(learner: Any, version: int, by_object_store: bool) -> dict[str, Published]:
+    """Return what a learner publishes, with references to Ray's object store where asked."""
+    published = learner.published(version)
+    if not by_object_store:
+        return published
+    return {m: replace(p, packed=ray.put(p.packed)) for m, p in published.items()}
 
 
-def _weight_references(learner: Any) -> dict[str, tuple[ray.ObjectRef, None]]:
-    return {m: (ray.put(tensors), None) for m, tensors in learner.packed_weights().items()}
-
-
-def _adapter_references(learner: Any) -> dict[str, tuple[ray.ObjectRef, dict[str, Any]]]:
-    adapters = learner.packed_adapters().items()
-    return {m: (ray.put(tensors), config) for m, (tensors, config) in adapters}
-
-
-def _learner_logps(learner: Any, module_id: str, completion: Completion) -> np.ndarray:
-    prompt = probe_request(module_id, 0, 1.0).prompt_ids
-    return learner.response_logps(module_id, prompt, completion.token_ids)
+def _learner_logps(
+    learner: Any, module_id: str, prompt_ids: np.ndarray, completion: Completion
+) -> np.ndarray:
+    return learner.response_logps(module_id, prompt_ids, completion.token_ids)

@@ -14,7 +14,7 @@ import torch
 from envs.key_door import KeyDoor
 from rllib_gigpo import GiGPO, GiGPOConfig, register_llm_env
 from rllib_gigpo.agent.profiles.key_door import profile
-from rllib_gigpo.engines.vllm.weights import unpack
+from rllib_gigpo.engines.packing import unpack
 from rllib_gigpo.models import materialize
 from rllib_gigpo.record import expert, record
 from rllib_gigpo.sft import WarmStart, warm_start

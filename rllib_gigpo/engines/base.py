@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -121,13 +121,46 @@ class Engine(Protocol):
     ) -> None:
         """Replace the policy's weights (Hugging Face parameter names) and set its version.
 
+        An adapter that served the policy is given up.
+
         Raises:
             EngineError: While requests run, or when names or shapes do not fit the model.
         """
         ...
 
+    def load_adapter(
+        self,
+        policy_id: str,
+        tensors: Mapping[str, torch.Tensor],
+        config: Mapping[str, Any],
+        version: int,
+    ) -> None:
+        """Serve the policy with a LoRA adapter on its base weights, in place of the last adapter.
+
+        Args:
+            policy_id: The policy.
+            tensors: The adapter's parameters under their names in a peft adapter file.
+            config: The content of peft's adapter_config.json (`r`, `lora_alpha`,
+                `target_modules`, ...).
+            version: Version of the adapted weights.
+
+        Raises:
+            EngineError: While requests run, or when the adapter does not fit the model.
+        """
+        ...
+
+    def checksums(self, policy_id: str = "default_policy") -> dict[str, int]:
+        """Checksums (`engines.packing.checksum`) of the tensors that the policy computes with.
+
+        Returns:
+            By the names they were loaded under: all of the last `load_weights`, or the adapter's of
+            the last `load_adapter`. What was loaded but is not in effect is left out or has another
+            sum; what an engine keeps in a form that cannot be read back counts as it was received.
+        """
+        ...
+
     def version(self, policy_id: str = "default_policy") -> int:
-        """Version of the weights now serving the policy; 0 before the first `load_weights`."""
+        """Version of what now serves the policy; 0 before anything was loaded."""
         ...
 
     def sleep(self) -> None:
@@ -135,7 +168,7 @@ class Engine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Take the memory back; weights are those of the last `load_weights`."""
+        """Take the memory back; the policy serves what was loaded last."""
         ...
 
     def close(self) -> None:

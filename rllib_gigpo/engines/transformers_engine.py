@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +24,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from rllib_gigpo.engines.adapters import MergedAdapter
 from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling
 from rllib_gigpo.engines.batching import Counts, PolicyBatch, Row
 from rllib_gigpo.engines.kv_cache import ATTENTION
+from rllib_gigpo.engines.packing import Checksums, checksums
 from rllib_gigpo.models import load_causal_lm
 
 _ROPE_BY_BATCH = ("dynamic", "longrope")
@@ -103,6 +106,8 @@ class TransformersEngine:
                 max_num_batched_tokens=max_num_batched_tokens,
                 counts=self._counts,
             )
+        self._adapters = {policy_id: MergedAdapter(model) for policy_id, model in loaded.items()}
+        self._loaded: dict[str, tuple[str, ...]] = dict.fromkeys(loaded, ())
         self._running: dict[str, Row] = {}
         self._task: asyncio.Task[None] | None = None
         self._asleep = self._closed = False
@@ -161,19 +166,46 @@ class TransformersEngine:
 
         Of tied parameters one name is enough. Values are cast to the engine's dtype.
         """
+        batch = self._idle_batch(policy_id)
+        parameters = dict(batch.model.named_parameters(remove_duplicate=False))
+        _check_names(policy_id, parameters, tensors)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                parameters[name].copy_(tensor)
+        self._adapters[policy_id].forget()
+        self._loaded[policy_id] = tuple(tensors)
+        batch.forget_prompts()
+        batch.version = version
+
+    def load_adapter(
+        self,
+        policy_id: str,
+        tensors: Mapping[str, torch.Tensor],
+        config: Mapping[str, Any],
+        version: int,
+    ) -> None:
+        """Merge a LoRA adapter into the policy's base weights; see `Engine.load_adapter`."""
+        batch = self._idle_batch(policy_id)
+        self._adapters[policy_id].replace(tensors, config)
+        batch.forget_prompts()
+        batch.version = version
+
+    def checksums(self, policy_id: str = "default_policy") -> Checksums:
+        """Checksums of what the policy's model holds; see `Engine.checksums`."""
+        model = self._batch(policy_id).model
+        if self._adapters[policy_id]:
+            return self._adapters[policy_id].checksums()
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        return checksums({name: parameters[name] for name in self._loaded[policy_id]})
+
+    def _idle_batch(self, policy_id: str) -> PolicyBatch:
         batch = self._batch(policy_id)
         if batch.busy:
             raise EngineError(
                 f"weights of policy {policy_id!r} cannot change while its requests run: await or "
                 "abort them first"
             )
-        parameters = dict(batch.model.named_parameters(remove_duplicate=False))
-        _check_names(policy_id, parameters, tensors)
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                parameters[name].copy_(tensor)
-        batch.forget_prompts()
-        batch.version = version
+        return batch
 
     def version(self, policy_id: str = "default_policy") -> int:
         """Version of the policy's weights."""
@@ -198,7 +230,7 @@ class TransformersEngine:
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Move the weights back."""
+        """Move the weights back; see `Engine.wake`."""
         for batch in self._batches.values():
             batch.model.to(self._device)  # pyright: ignore[reportArgumentType]
         self._asleep = False

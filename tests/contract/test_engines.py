@@ -25,6 +25,7 @@ from tiny_models import (
     Family,
     build_tiny_folder,
     forward_logps,
+    tiny_adapter,
     tiny_model,
 )
 from transformers import PreTrainedModel
@@ -37,6 +38,7 @@ from rllib_gigpo.engines.base import (
     Sampling,
     generate_batch,
 )
+from rllib_gigpo.engines.packing import checksums
 
 Result = TypeVar("Result")
 
@@ -116,6 +118,8 @@ def engine(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator
                 max_model_len=MAX_MODEL_LEN,
                 max_num_seqs=16,
                 kv_cache_memory_bytes=16 << 20,
+                enable_lora=True,
+                max_lora_rank=8,
             ),
         )
     else:
@@ -574,6 +578,118 @@ def test_unknown_policies_have_no_weights(client: Client) -> None:
         client.engine.load_weights("nobody", {}, 1)
     with pytest.raises(EngineError, match="nobody"):
         client.engine.version("nobody")
+
+
+# --- adapters -----------------------------------------------------------------------------------
+
+
+def assert_served_by(model: Any, completion: Completion) -> None:
+    expected = forward_logps(model, PROMPT, completion.token_ids)
+    np.testing.assert_allclose(completion.logps, expected, atol=EXACT)
+
+
+@pytest.mark.parametrize("policy", MODELS)
+def test_each_adapter_version_serves_like_its_merged_model(
+    client: Client, references: dict[str, PreTrainedModel], policy: str
+) -> None:
+    family, tied = MODELS[policy]
+    base = references[policy]
+    for version in (1, 2, 3):
+        adapter = tiny_adapter(family, tied=tied, seed=version)
+        client.engine.load_adapter(policy, adapter.tensors, adapter.config, version)
+        completion = client.one(policy=policy)
+        assert completion.weight_version == client.engine.version(policy) == version
+        assert_served_by(adapter.merged, completion)
+        difference = completion.logps - forward_logps(base, PROMPT, completion.token_ids)
+        assert np.abs(difference).mean() > 0.1
+    new_base = model_of(policy, seed=5)
+    client.engine.load_weights(policy, dict(new_base.named_parameters()), 4)
+    assert_served_by(new_base, client.one(policy=policy))
+    client.engine.load_weights(policy, weights_of(policy), 0)
+    assert_served_by(base, client.one(policy=policy))
+
+
+def test_an_adapter_of_fewer_layers_leaves_the_others_as_they_were(client: Client) -> None:
+    """The second adapter's matrices only: nothing of the first one stays."""
+    first = tiny_adapter("llama", tied=True, seed=1)
+    second = tiny_adapter("llama", tied=True, seed=2)
+    part = {name: value for name, value in second.tensors.items() if "down_proj" in name}
+    config = {**second.config, "target_modules": ["down_proj"]}
+    merged = model_of(POLICY)
+    for name, module in merged.named_modules():
+        if name.endswith("down_proj"):
+            a, b = (part[f"base_model.model.{name}.lora_{half}.weight"] for half in "AB")
+            module.weight.data += 2.0 * b @ a
+    client.engine.load_adapter(POLICY, first.tensors, first.config, 1)
+    client.engine.load_adapter(POLICY, part, config, 2)
+    assert_served_by(merged, client.one())
+    client.engine.load_weights(POLICY, weights_of(POLICY), 0)
+
+
+def test_an_adapter_that_does_not_fit_leaves_the_old_one(client: Client) -> None:
+    old = tiny_adapter("llama", tied=True, seed=1)
+    client.engine.load_adapter(POLICY, old.tensors, old.config, 1)
+    new = tiny_adapter("llama", tied=True, seed=2)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    faults = [
+        {**new.tensors, name.replace("q_proj", "x_proj"): new.tensors[name]},
+        {**new.tensors, name: new.tensors[name][:, :-1]},
+        {key: value for key, value in new.tensors.items() if key != name},
+        {},
+    ]
+    for tensors in faults:
+        with pytest.raises(EngineError, match="adapter"):
+            client.engine.load_adapter(POLICY, tensors, new.config, 2)
+    for config in ({"r": 4}, {**new.config, "use_rslora": True}):
+        with pytest.raises(EngineError, match="configuration"):
+            client.engine.load_adapter(POLICY, new.tensors, config, 2)
+    completion = client.one()
+    assert completion.weight_version == 1
+    assert_served_by(old.merged, completion)
+    with pytest.raises(EngineError, match="nobody"):
+        client.engine.load_adapter("nobody", new.tensors, new.config, 2)
+    client.engine.load_weights(POLICY, weights_of(POLICY), 0)
+
+
+def test_an_adapter_while_requests_run_is_refused(client: Client) -> None:
+    adapter = tiny_adapter("llama", tied=True)
+
+    async def scenario() -> None:
+        request = client.request(max_tokens=200)
+        task = asyncio.create_task(client.engine.generate(request))
+        await asyncio.sleep(0.01)
+        with pytest.raises(EngineError, match=r"run"):
+            client.engine.load_adapter(POLICY, adapter.tensors, adapter.config, 5)
+        await client.engine.abort(request.request_id)
+        await task
+
+    client.run(scenario())
+
+
+# --- checksums ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", MODELS)
+def test_checksums_are_those_of_what_was_loaded_last(client: Client, policy: str) -> None:
+    family, tied = MODELS[policy]
+    weights = weights_of(policy, seed=3)
+    adapter = tiny_adapter(family, tied=tied, seed=1)
+    try:
+        client.engine.load_weights(policy, weights, 1)
+        assert client.engine.checksums(policy) == checksums(weights)
+        client.engine.load_adapter(policy, adapter.tensors, adapter.config, 2)
+        assert client.engine.checksums(policy) == checksums(adapter.tensors)
+        other = tiny_adapter(family, tied=tied, seed=2)
+        client.engine.load_adapter(policy, other.tensors, other.config, 3)
+        assert client.engine.checksums(policy) == checksums(other.tensors)
+    finally:
+        client.engine.load_weights(policy, weights_of(policy), 0)
+    assert client.engine.checksums(policy) == checksums(weights_of(policy))
+    with pytest.raises(EngineError, match="nobody"):
+        client.engine.checksums("nobody")
+
+
+# --- sleep and limits ---------------------------------------------------------------------------
 
 
 def test_sleep_and_wake_keep_the_weights(client: Client) -> None:

@@ -9,7 +9,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_gigpo.engines.vllm.weights import unpack
+from rllib_gigpo.engines.packing import unpack
 from rllib_gigpo.rows import RowData, complete_batch
 from tests.ray_runs import weights_of
 from tests.tiny_runs import build_learner, parameters, random_rows, tiny_config, update

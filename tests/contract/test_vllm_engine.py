@@ -81,25 +81,6 @@ def assert_served_by(model: Any, completion: Completion) -> None:
 # --- LoRA ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", MODELS)
-def test_each_adapter_version_serves_like_its_merged_model(engine: VLLMEngine, policy: str) -> None:
-    family, tied = MODELS[policy]
-    base = tiny_model(family, tied=tied)
-    assert_served_by(base, generate(engine, policy))
-    for version in (1, 2, 3):
-        adapter = tiny_adapter(family, tied=tied, seed=version)
-        engine.load_adapter(policy, adapter.tensors, adapter.config, version)
-        completion = generate(engine, policy)
-        assert completion.weight_version == engine.version(policy) == version
-        assert_served_by(adapter.merged, completion)
-        difference = completion.logps - forward_logps(base, PROMPT, completion.token_ids)
-        assert np.abs(difference).mean() > 0.1
-    new_base = tiny_model(family, tied=tied, seed=5)
-    engine.load_weights(policy, dict(new_base.named_parameters()), 4)
-    assert_served_by(new_base, generate(engine, policy))
-    engine.load_weights(policy, dict(base.named_parameters()), 0)
-
-
 def test_an_adapter_that_vllm_refuses_leaves_the_old_one(engine: VLLMEngine) -> None:
     small = tiny_adapter("llama", tied=True, seed=1)
     large = tiny_adapter("llama", tied=True, seed=2, rank=16)

@@ -8,7 +8,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from rllib_gigpo.engines.vllm.weights import unpack
+from rllib_gigpo.engines.packing import unpack
 from rllib_gigpo.learner import GiGPOTorchLearner
 from rllib_gigpo.rows import object_array
 from tests.tiny_runs import (

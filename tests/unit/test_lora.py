@@ -9,7 +9,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rllib_gigpo import GiGPOConfig, LoRASettings, lora
-from rllib_gigpo.engines.vllm.weights import unpack
+from rllib_gigpo.engines.packing import unpack
 from rllib_gigpo.learner import GiGPOTorchLearner
 from rllib_gigpo.sequences import MicroBatch, pack, response_logps
 from tests.contract.tiny_models import build_tiny_folder, tiny_model

@@ -1,53 +1,15 @@
-"""Settings and weight packing of the vLLM engine; none of it needs vLLM."""
+"""Settings of the vLLM engine and what fits its model; none of it needs vLLM."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from rllib_gigpo.engines.base import EngineError
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
-from rllib_gigpo.engines.vllm.weights import fitting, pack, unpack
+from rllib_gigpo.engines.vllm.weights import fitting
 
 SHAPES = {"a": (2, 3), "b": (4,)}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
-def test_packing_keeps_every_bit(dtype: torch.dtype) -> None:
-    tensor = torch.arange(-6, 6).reshape(3, 4).to(dtype)
-    if dtype.is_floating_point:
-        tensor = tensor / 7
-        tensor[0, 0] = torch.inf
-    packed = pack({"w": tensor, "strided": tensor.t(), "scalar": tensor[1, 1]})
-    assert all(isinstance(array, np.ndarray) for array, _ in packed.values())
-    restored = unpack(packed)
-    for name, expected in {"w": tensor, "strided": tensor.t(), "scalar": tensor[1, 1]}.items():
-        assert restored[name].dtype == dtype
-        assert torch.equal(restored[name], expected)
-
-
-def test_packing_casts_floating_tensors_once() -> None:
-    # 1 + 2^-9 lies halfway between the bfloat16 neighbours 1 and 1 + 2^-8 ... below the half: 1.
-    packed = pack({"w": torch.tensor([1 + 2**-9]), "i": torch.tensor([7])}, torch.bfloat16)
-    restored = unpack(packed)
-    assert restored["w"].dtype == torch.bfloat16
-    assert restored["w"].item() == 1.0
-    assert restored["i"].dtype == torch.int64
-
-
-def test_unpacking_shares_memory() -> None:
-    packed = pack({"w": torch.zeros(3, dtype=torch.bfloat16)})
-    restored = unpack(packed)
-    packed["w"][0][1] = 0x3F80  # the bits of bfloat16 1.0
-    assert restored["w"].tolist() == [0.0, 1.0, 0.0]
-
-
-def test_unpacking_read_only_memory_is_silent(recwarn: pytest.WarningsRecorder) -> None:
-    array = np.ones(2, dtype=np.float32)
-    array.flags.writeable = False
-    assert unpack({"w": (array, False)})["w"].tolist() == [1.0, 1.0]
-    assert not recwarn.list
 
 
 def test_fitting_weights_drop_the_tied_copy() -> None:

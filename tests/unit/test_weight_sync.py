@@ -3,14 +3,22 @@
 import numpy as np
 import pytest
 
+from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.engines.base import Completion
-from rllib_gigpo.weight_sync import check_probe, probe_request
+from rllib_gigpo.engines.published import Published, check_held
+from rllib_gigpo.models import load_tokenizer, materialize
+from rllib_gigpo.weight_sync import check_probe, probe_prompt, probe_request
 
 
 def answer(logps: list[float], version: int = 3) -> Completion:
     return Completion(
         np.arange(len(logps), dtype=np.int32), np.array(logps, np.float32), "length", version
     )
+
+
+def config_of(**llm) -> GiGPOConfig:
+    settings = {"model": "tiny", "max_prompt_tokens": 64, "max_response_tokens": 8, **llm}
+    return GiGPOConfig().environment("KeyDoor").llm(**settings)
 
 
 def test_equal_log_probabilities_pass():
@@ -34,7 +42,32 @@ def test_an_old_version_is_no_match_whatever_it_says():
         check_probe(answer([-1.0], version=2), np.array([-1.0]), version=3, tolerance=1.0)
 
 
-def test_every_engine_is_asked():
-    groups = [probe_request("default_policy", group, 0.7).group_id for group in range(3)]
-    assert groups == [0, 1, 2]
-    assert probe_request("default_policy", 0, 0.7).sampling.temperature == 0.7
+def test_the_probe_is_text_that_the_policy_knows():
+    config = config_of()
+    ids = probe_prompt(config)
+    tokenizer = load_tokenizer(materialize(config.model_spec))
+    assert 20 < len(ids) <= 64
+    assert tokenizer.unk_token_id not in ids
+    # The end is kept: there the chat template hands over to the assistant.
+    assert tokenizer.decode(ids[-1:]) == "<assistant>"
+
+
+def test_every_engine_is_asked_within_the_limits():
+    config = config_of(max_prompt_tokens=10, max_response_tokens=5, temperature=0.7)
+    prompt = probe_prompt(config)
+    assert len(prompt) == 10
+    requests = [probe_request(config, "default_policy", prompt, group) for group in range(3)]
+    assert [request.group_id for request in requests] == [0, 1, 2]
+    assert requests[0].sampling.temperature == 0.7
+    assert requests[0].sampling.max_tokens == 5
+
+
+def test_checksums_must_be_the_learners_for_every_tensor():
+    published = Published("weights", None, 3, {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5})
+    check_held(published, {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "tied": 6})
+    with pytest.raises(RuntimeError, match=r"version 3 .* 1 of 5 differ or are missing \(b\)"):
+        check_held(published, {"a": 1, "b": 0, "c": 3, "d": 4, "e": 5})
+    with pytest.raises(RuntimeError, match=r"4 of 5 differ or are missing \(a, b, c, \.\.\.\)"):
+        check_held(published, {"e": 5})
+    with pytest.raises(RuntimeError, match="5 of 5"):
+        check_held(published, {})

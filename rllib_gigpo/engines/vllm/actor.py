@@ -13,17 +13,19 @@ import os
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError
 
 from rllib_gigpo.engines.base import Completion, Request
+from rllib_gigpo.engines.packing import Checksums, PackedTensors
+from rllib_gigpo.engines.published import Published, check_held, serve
 from rllib_gigpo.engines.vllm.engine import VLLMEngine
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
-from rllib_gigpo.engines.vllm.weights import PackedTensors, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -32,23 +34,6 @@ Result = TypeVar("Result")
 # Ray's own limit of concurrent calls; vLLM queues what exceeds `max_num_seqs`.
 _MAX_CONCURRENT_CALLS = 10_000
 _NOTE_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True)
-class Published:
-    """Tensors in Ray's object store that a policy is served with.
-
-    Attributes:
-        kind: All weights of the policy, or an adapter on them.
-        packed: Reference to `PackedTensors`.
-        version: Weight version.
-        adapter_config: Content of peft's adapter_config.json, for an adapter.
-    """
-
-    kind: Literal["weights", "adapter"]
-    packed: ray.ObjectRef
-    version: int
-    adapter_config: dict[str, Any] | None = None
 
 
 class WeightVault:
@@ -112,7 +97,8 @@ class VLLMEngineActor:
         self._engine = VLLMEngine({policy_id: model}, settings)
         self._vault = ray.get_actor(vault_name)
         for published in ray.get(self._vault.newest.remote(policy_id)):
-            self._load(published, ray.get(published.packed))
+            serve(self._engine, policy_id, published, ray.get(published.packed))
+            check_held(published, self._engine.checksums(policy_id))
 
     @ray.method(max_task_retries=-1)
     async def birth(self) -> Birth:
@@ -134,7 +120,11 @@ class VLLMEngineActor:
             published: What `packed` is.
             packed: The tensors; Ray resolves the reference without copying.
         """
-        await self._in_thread(lambda: self._load(published, packed))
+        await self._in_thread(partial(serve, self._engine, self._policy_id, published, packed))
+
+    async def checksums(self) -> Checksums:
+        """See `Engine.checksums`."""
+        return await self._in_thread(partial(self._engine.checksums, self._policy_id))
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""
@@ -144,16 +134,8 @@ class VLLMEngineActor:
         """See `Engine.wake`."""
         await self._in_thread(self._engine.wake)
 
-    def _load(self, published: Published, packed: PackedTensors) -> None:
-        tensors = unpack(packed)
-        if published.kind == "weights":
-            self._engine.load_weights(self._policy_id, tensors, published.version)
-        else:
-            config = published.adapter_config or {}
-            self._engine.load_adapter(self._policy_id, tensors, config, published.version)
-
-    async def _in_thread(self, function: Callable[[], None]) -> None:
-        await self._guarded(asyncio.to_thread(function))
+    async def _in_thread(self, function: Callable[[], Result]) -> Result:
+        return await self._guarded(asyncio.to_thread(function))
 
     async def _guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:

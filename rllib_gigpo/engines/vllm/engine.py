@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rllib_gigpo.engines.adapters import check_adapter
 from rllib_gigpo.engines.base import Completion, EngineError, FinishReason, Request
+from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.vllm.adapter import adapter_request
 from rllib_gigpo.engines.vllm.process import (
     EngineDiedError,
@@ -24,7 +26,14 @@ from rllib_gigpo.engines.vllm.process import (
 )
 from rllib_gigpo.engines.vllm.sampler import install
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
-from rllib_gigpo.engines.vllm.weights import Shapes, fitting, load_into_worker, parameter_shapes
+from rllib_gigpo.engines.vllm.weights import (
+    Shapes,
+    adapter_checksums,
+    fitting,
+    load_into_worker,
+    parameter_shapes,
+    weight_checksums,
+)
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -44,7 +53,16 @@ class _Policy:
     optional: frozenset[str]
     vocab_size: int
     version: int = 0
-    adapter: LoRARequest | None = None
+    adapter: _Adapter | None = None
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """The adapter that serves a policy: how vLLM knows it, and what was sent."""
+
+    request: LoRARequest
+    tensors: Mapping[str, torch.Tensor]
+    scale: float
 
 
 class _Ticket:
@@ -166,24 +184,24 @@ class VLLMEngine:
         config: Mapping[str, Any],
         version: int,
     ) -> None:
-        """Serve a policy with a LoRA adapter on its base weights.
-
-        Args:
-            policy_id: The policy.
-            tensors: The adapter's parameters under their names in a peft adapter file.
-            config: The content of peft's adapter_config.json (`r`, `lora_alpha`,
-                `target_modules`, ...).
-            version: Version of the adapted weights.
+        """Serve a policy with a LoRA adapter; see `Engine.load_adapter`.
 
         Raises:
-            EngineError: While requests run, when the engine was started without `enable_lora`, or
-                when vLLM refuses the adapter.
+            EngineError: Also when the engine was started without `enable_lora`.
         """
         policy = self._policy(policy_id)
         if not self.settings.enable_lora:
             raise EngineError("the engine takes no LoRA adapters: set enable_lora=True")
-        with adapter_request(policy_id, tensors, config, version) as adapter:
+        scale = check_adapter(tensors, config, policy.shapes)
+        kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        with adapter_request(policy_id, kept, config, version) as request:
+            adapter = _Adapter(request, kept, scale)
             self._thread.call(partial(self._load_adapter, policy_id, policy, adapter, version))
+
+    def checksums(self, policy_id: str = "default_policy") -> Checksums:
+        """Checksums of what all workers hold; see `Engine.checksums`."""
+        policy = self._policy(policy_id)
+        return self._thread.call(partial(self._checksums, policy))
 
     def version(self, policy_id: str = "default_policy") -> int:
         """Version of the weights now serving the policy; 0 before the first load."""
@@ -285,7 +303,7 @@ class VLLMEngine:
                 request.request_id,
                 tokens_input(np.asarray(request.prompt_ids).tolist()),
                 _sampling_params(request),
-                lora_request=policy.adapter,
+                lora_request=policy.adapter.request if policy.adapter else None,
             )
         except (VLLMClientError, ValueError) as error:
             ticket.fail(EngineError(str(error)))
@@ -313,17 +331,37 @@ class VLLMEngine:
         policy.version = version
 
     def _load_adapter(
-        self, policy_id: str, policy: _Policy, adapter: LoRARequest, version: int
+        self, policy_id: str, policy: _Policy, adapter: _Adapter, version: int
     ) -> None:
         self._settle(policy_id, policy)
         try:
-            policy.llm.add_lora(adapter)
+            policy.llm.add_lora(adapter.request)
         except ValueError as error:
             raise EngineError(f"vLLM refuses the adapter of {policy_id!r}: {error}") from error
         if policy.adapter is not None:
-            policy.llm.remove_lora(policy.adapter.lora_int_id)
+            policy.llm.remove_lora(policy.adapter.request.lora_int_id)
         policy.adapter = adapter
         policy.version = version
+
+    def _checksums(self, policy: _Policy) -> Checksums:
+        if policy.adapter is None:
+            found = policy.llm.collective_rpc(weight_checksums)
+        else:
+            number = policy.adapter.request.lora_int_id
+            found = policy.llm.collective_rpc(
+                partial(
+                    adapter_checksums,
+                    number=number,
+                    tensors=policy.adapter.tensors,
+                    scale=policy.adapter.scale,
+                )
+            )
+        first, *others = found
+        return {
+            name: sum_
+            for name, sum_ in first.items()
+            if all(other.get(name) == sum_ for other in others)
+        }
 
     def _settle(self, policy_id: str, policy: _Policy) -> None:
         """Refuse while requests run; drop cached prefixes, which belong to the old weights."""

@@ -15,10 +15,11 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rllib_gigpo.engines.base import Completion, EngineError, Request
-from rllib_gigpo.engines.vllm.actor import Birth, Published, create_engine, create_vault
+from rllib_gigpo.engines.packing import Checksums, checksums, pack, unpack
+from rllib_gigpo.engines.published import Published
+from rllib_gigpo.engines.vllm.actor import Birth, create_engine, create_vault
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
-from rllib_gigpo.engines.vllm.weights import pack
 
 _MAX_RETRIES = 3
 _RESTART_TIMEOUT_S = 600.0
@@ -211,7 +212,8 @@ class RemoteVLLMEngine:
     ) -> None:
         """Give all engines of a policy the same new weights; see `Engine.load_weights`."""
         packed = pack(tensors, _DTYPES[self.fleet.settings.dtype])
-        self.publish(policy_id, Published("weights", ray.put(packed), version))
+        sums = checksums(unpack(packed))
+        self.publish(policy_id, Published("weights", ray.put(packed), version, sums))
 
     def load_adapter(
         self,
@@ -220,9 +222,9 @@ class RemoteVLLMEngine:
         config: Mapping[str, Any],
         version: int,
     ) -> None:
-        """Give all engines of a policy a LoRA adapter; see `VLLMEngine.load_adapter`."""
-        packed = ray.put(pack(tensors))
-        self.publish(policy_id, Published("adapter", packed, version, dict(config)))
+        """Give all engines of a policy a LoRA adapter; see `Engine.load_adapter`."""
+        packed, sums = ray.put(pack(tensors)), checksums(tensors)
+        self.publish(policy_id, Published("adapter", packed, version, sums, dict(config)))
 
     def publish(self, policy_id: str, published: Published) -> None:
         """Serve a policy with tensors that lie in Ray's object store already.
@@ -251,6 +253,15 @@ class RemoteVLLMEngine:
             f"{len(behind)} of {len(engines)} engines of policy {policy_id!r} do not settle on "
             f"weight version {published.version}"
         )
+
+    def checksums(self, policy_id: str = "default_policy") -> Checksums:
+        """Checksums on the policy's first engine; see `Engine.checksums`."""
+        return self.all_checksums(policy_id)[0]
+
+    def all_checksums(self, policy_id: str) -> list[Checksums]:
+        """Checksums on each of the policy's engines."""
+        engines = self._engines(policy_id)
+        return self._everywhere(engines, lambda engine: engine.checksums.remote())
 
     def version(self, policy_id: str = "default_policy") -> int:
         """Version of the weights now serving the policy; 0 before the first load."""
@@ -281,24 +292,28 @@ class RemoteVLLMEngine:
     def _all_engines(self) -> list[Any]:
         return [engine for engines in self.fleet.engines.values() for engine in engines]
 
-    def _everywhere(self, engines: Sequence[Any], call: Callable[[Any], ray.ObjectRef]) -> None:
+    def _everywhere(
+        self, engines: Sequence[Any], call: Callable[[Any], ray.ObjectRef]
+    ) -> list[Any]:
         """Make a call on all engines at once, and again on those that die under it."""
+        answers: dict[Any, Any] = {}
+        waiting = list(engines)
         for _ in range(_MAX_RETRIES + 1):
-            refs = [call(engine) for engine in engines]
+            refs = [call(engine) for engine in waiting]
             ray.wait(refs, num_returns=len(refs))
             died = []
-            for engine, ref in zip(engines, refs, strict=True):
+            for engine, ref in zip(waiting, refs, strict=True):
                 try:
-                    ray.get(ref)
+                    answers[engine] = ray.get(ref)
                 except RayActorError:
                     died.append(engine)
                 except RayTaskError as error:
                     raise _plain(error) from None
             self._births(died)
             if not died:
-                return
-            engines = died
-        raise EngineDiedError(f"{len(engines)} vLLM engines died again and again under one call")
+                return [answers[engine] for engine in engines]
+            waiting = died
+        raise EngineDiedError(f"{len(waiting)} vLLM engines died again and again under one call")
 
     def _births(self, engines: Sequence[Any]) -> list[Birth]:
         """Ask engines who they are; waits for those that start."""

@@ -1,54 +1,18 @@
-"""Weights on their way from the learner into vLLM's model.
-
-tensors -> pack -> Ray's object store (shared memory) -> unpack -> load_into_worker
-"""
+"""What fits a policy's model, and how vLLM's workers take it."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from rllib_gigpo.engines.base import EngineError
-
-PackedTensors = dict[str, tuple[np.ndarray, bool]]
-"""Parameter name -> (array, whether its int16 values are the bits of bfloat16)."""
+from rllib_gigpo.engines.packing import Checksums, checksum
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 _SHOWN = 3
-
-
-def pack(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> PackedTensors:
-    """Turn tensors into NumPy arrays, which Ray's object store shares without copying.
-
-    Args:
-        tensors: Name to tensor on any device.
-        dtype: The engine's type, to which floating tensors are cast here once; None keeps theirs.
-    """
-    packed: PackedTensors = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach()
-        if dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(dtype)
-        tensor = tensor.to("cpu").contiguous()
-        is_bfloat16 = tensor.dtype == torch.bfloat16  # a type that NumPy does not have
-        packed[name] = ((tensor.view(torch.int16) if is_bfloat16 else tensor).numpy(), is_bfloat16)
-    return packed
-
-
-def unpack(packed: PackedTensors) -> dict[str, torch.Tensor]:
-    """Tensors over the packed memory, not to be written to."""
-    tensors = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        for name, (array, is_bfloat16) in packed.items():
-            tensor = torch.from_numpy(array)
-            tensors[name] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
-    return tensors
 
 
 def parameter_shapes(model: str) -> tuple[Shapes, frozenset[str]]:
@@ -103,11 +67,49 @@ def load_into_worker(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         worker: vLLM's worker.
         tensors: All parameters under their Hugging Face names.
     """
+    begin_update(worker)
+    try:
+        worker.reload_weights(weights_iterator=iter(tensors.items()))
+    finally:
+        end_update(worker)
+
+
+class _Received(NamedTuple):
+    """One tensor that a worker's model was given."""
+
+    checksum: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def begin_update(worker: Any) -> None:
+    """From here to `end_update`, note what the worker's model is given; runs inside the worker."""
+    model = worker.model_runner.get_model()
+    load, received = model.load_weights, {}
+
+    def load_and_note(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        return load(_noted(weights, received))
+
+    worker.rllib_gigpo_received = received
+    model.load_weights = load_and_note
+
+
+def _noted(
+    weights: Iterable[tuple[str, torch.Tensor]], received: dict[str, _Received]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in weights:
+        received[name] = _Received(checksum(tensor), tensor.shape, tensor.dtype)
+        yield name, tensor
+
+
+def end_update(worker: Any) -> None:
+    """Put all new weights into effect; runs inside the worker."""
     from vllm.platforms import current_platform
 
-    worker.reload_weights(weights_iterator=iter(tensors.items()))
+    model = worker.model_runner.get_model()
+    vars(model).pop("load_weights", None)
     if current_platform.is_cpu():
-        _repack_heads(worker.model_runner.get_model())
+        _repack_heads(model)
 
 
 def _repack_heads(model: torch.nn.Module) -> None:
@@ -119,3 +121,61 @@ def _repack_heads(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+
+
+def weight_checksums(worker: Any) -> Checksums:
+    """Checksums of a worker's weights by the names they came under; runs inside the worker.
+
+    Parameters that the worker keeps as they came are read back. Fused, sharded or repacked ones
+    count as they were received.
+    """
+    model = worker.model_runner.get_model()
+    held = {name.replace(".base_layer.", "."): value for name, value in model.named_parameters()}
+    received: dict[str, _Received] = getattr(worker, "rllib_gigpo_received", {})
+    return {name: _read_back(held.get(name), sent) for name, sent in received.items()}
+
+
+def _read_back(held: torch.Tensor | None, sent: _Received) -> int:
+    if held is None or held.dtype != sent.dtype or held.ndim != len(sent.shape):
+        return sent.checksum
+    # vLLM fills embeddings up to a round number of rows.
+    if held.shape[1:] != sent.shape[1:] or held.shape[:1] < sent.shape[:1]:
+        return sent.checksum
+    return checksum(held[: sent.shape[0]])
+
+
+def adapter_checksums(
+    worker: Any, number: int, tensors: Mapping[str, torch.Tensor], scale: float
+) -> Checksums:
+    """Checksums of those adapter tensors that a worker holds; runs inside the worker.
+
+    Args:
+        worker: vLLM's worker.
+        number: The adapter's number.
+        tensors: The adapter as it was sent.
+        scale: alpha / rank, by which vLLM multiplies B once it has read it.
+    """
+    manager = worker.model_runner.lora_manager._adapter_manager
+    if number not in manager.list_adapters():
+        return {}
+    found: Checksums = {}
+    for layer, down, up in _adapter_layers(manager.get_adapter(number), manager.packed_modules):
+        for half, held, factor in (("A", down, 1.0), ("B", up, scale)):
+            name = f"base_model.model.{layer}.lora_{half}.weight"
+            sent = tensors.get(name)
+            if sent is not None and torch.equal(held, sent.to(held.device, held.dtype) * factor):
+                found[name] = checksum(sent)
+    return found
+
+
+def _adapter_layers(
+    adapter: Any, packed: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Layer name, A and B of an adapter in vLLM's memory, where q, k and v are one layer."""
+    for name, layer in adapter.loras.items():
+        if not isinstance(layer.lora_a, list):
+            yield name, layer.lora_a, layer.lora_b
+            continue
+        for part, down, up in zip(packed[name], layer.lora_a, layer.lora_b, strict=True):
+            if down is not None and up is not None:
+                yield part, down, up
