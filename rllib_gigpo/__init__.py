@@ -1,7 +1,5 @@
 """GiGPO (Group-in-Group Policy Optimization) for LLM agents as a Ray RLlib Algorithm."""
 
-from ray.tune.registry import register_trainable
-
 from rllib_gigpo.agent import (
     Action,
     AgentProfile,
@@ -12,24 +10,61 @@ from rllib_gigpo.agent import (
     TagParser,
 )
 from rllib_gigpo.config import GiGPOConfig
+from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.family import (
+    DAPO,
+    GRPO,
+    GSPO,
+    HGPO,
+    LLMPPO,
+    RLOO,
+    DAPOConfig,
+    DrGRPO,
+    DrGRPOConfig,
+    GRPOConfig,
+    GSPOConfig,
+    HGPOConfig,
+    LLMPPOConfig,
+    REINFORCEpp,
+    REINFORCEppConfig,
+    RLOOConfig,
+    register_family,
+)
 from rllib_gigpo.gigpo import GiGPO
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.registry import register_llm_env
 
 __version__ = "0.1.0"
 
-register_trainable("GiGPO", GiGPO)
+register_family()
 
 __all__ = [
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "HGPO",
+    "LLMPPO",
+    "RLOO",
     "Action",
     "AgentProfile",
     "ChatTemplate",
+    "DAPOConfig",
+    "DrGRPO",
+    "DrGRPOConfig",
+    "GRPOConfig",
+    "GSPOConfig",
     "GiGPO",
     "GiGPOConfig",
+    "HGPOConfig",
+    "LLMPPOConfig",
     "LastSteps",
     "LoRASettings",
     "NoMemory",
     "PromptContext",
+    "REINFORCEpp",
+    "REINFORCEppConfig",
+    "RLOOConfig",
+    "RolloutCorrection",
     "TagParser",
     "register_llm_env",
 ]

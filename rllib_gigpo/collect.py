@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rllib_gigpo.env_runner import Played
 from rllib_gigpo.rollout import Episode
+from rllib_gigpo.rows import agent_episodes
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Collected:
         env_errors: Environment calls that raised.
         env_timeouts: Environment calls and episodes that ran out of time.
         metrics: What callbacks have logged on each EnvRunner, reduced.
+        left_out: Groups that are played and counted, and not trained on.
+        rounds: Rounds of playing that it took.
     """
 
     episodes: list[Episode]
@@ -31,10 +35,20 @@ class Collected:
     env_errors: int
     env_timeouts: int
     metrics: list[dict[str, Any]]
+    left_out: tuple[int, ...] = ()
+    rounds: int = 1
+
+    @property
+    def training_episodes(self) -> list[Episode]:
+        """The episodes that are trained on."""
+        left_out = set(self.left_out)
+        return [e for e in self.episodes if e.custom_data["group"] not in left_out]
 
     def counts(self) -> dict[str, int]:
-        """Return the metrics of what failed."""
+        """Return the metrics of what failed and of what was left out."""
         return {
+            "num_groups_left_out": len(self.left_out),
+            "num_sampling_rounds": self.rounds,
             "num_groups_dropped": len(self.dropped),
             "num_replays": self.replays,
             "num_env_errors": self.env_errors,
@@ -54,6 +68,37 @@ class Collected:
                 f"(max_dropped_share={max_dropped_share}); the first failure: {self.failures[0]}"
             )
 
+    def joined(self, other: Collected) -> Collected:
+        """Return this and what was played after it."""
+        return Collected(
+            episodes=[*self.episodes, *other.episodes],
+            dropped=(*self.dropped, *other.dropped),
+            replays=self.replays + other.replays,
+            failures=(*self.failures, *other.failures),
+            env_errors=self.env_errors + other.env_errors,
+            env_timeouts=self.env_timeouts + other.env_timeouts,
+            metrics=[*self.metrics, *other.metrics],
+            rounds=self.rounds + other.rounds,
+        )
+
+    def uniform_groups(self) -> list[int]:
+        """Return the groups whose episodes all have the same return, in order.
+
+        Their episode advantages are 0 (DAPO, arXiv 2503.14476, Sec. 3.2). In a team every agent's
+        returns must be the same.
+        """
+        returns: dict[int, set[tuple]] = defaultdict(set)
+        for episode in self.episodes:
+            found = tuple((str(agent), e.get_return()) for agent, e in agent_episodes(episode))
+            returns[episode.custom_data["group"]].add(found)
+        return sorted(group for group, found in returns.items() if len(found) == 1)
+
+    def choose(self, num_groups: int) -> Collected:
+        """Leave uniform groups out; the first of them fill what is missing to `num_groups`."""
+        uniform = self.uniform_groups()
+        informative = len({e.custom_data["group"] for e in self.episodes}) - len(uniform)
+        return replace(self, left_out=tuple(uniform[max(0, num_groups - informative) :]))
+
 
 def collect(reports: Sequence[Played]) -> Collected:
     """Put the reports of all runners together."""
@@ -68,3 +113,13 @@ def collect(reports: Sequence[Played]) -> Collected:
         env_timeouts=sum(r.new_counts.get("env_timeouts", 0) for r in reports),
         metrics=[report.metrics for report in reports if report.metrics],
     )
+
+
+def token_counts(episodes: Sequence[Episode]) -> dict[str, int]:
+    """Count the "prompt" and "response" tokens of episodes."""
+    singles = [single for episode in episodes for _, single in agent_episodes(episode)]
+    steps = [(single, step) for single in singles for step in range(len(single))]
+    return {
+        "prompt": sum(len(single.observations[step]) for single, step in steps),
+        "response": sum(len(single.actions[step]) for single, step in steps),
+    }

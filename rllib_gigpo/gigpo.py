@@ -20,6 +20,7 @@ from ray.rllib.core import ALL_MODULES
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.policy.sample_batch import MultiAgentBatch
+from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -29,11 +30,12 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
-from rllib_gigpo.collect import Collected, collect
+from rllib_gigpo.collect import Collected, collect, token_counts
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.env_runner import LLMEnvRunner, Played
 from rllib_gigpo.learner import PHASES
 from rllib_gigpo.metrics import episode_metrics, step_group_metrics
+from rllib_gigpo.recording.recorder import RunRecorder
 from rllib_gigpo.rollout import Episode, GroupTask
 from rllib_gigpo.rows import RowData, episodes_to_batch, modules_of
 from rllib_gigpo.seeding import derive_seed
@@ -57,6 +59,7 @@ class GiGPO(Algorithm):
 
     Attributes:
         last_evaluation: Per episode of the last evaluation: seed, task id, member, won, return.
+        recorder: Writes the run folder; None where `recording(enabled=False)`.
     """
 
     config: GiGPOConfig
@@ -76,6 +79,8 @@ class GiGPO(Algorithm):
         self._ahead: _Ahead | None = None
         self._thread: ThreadPoolExecutor | None = None
         self.last_evaluation: list[dict[str, Any]] = []
+        self.recorder: RunRecorder | None = None
+        check_name(self.get_default_config(), config)
         super().setup(config)
         trains_locally = self.env_runner_group.num_remote_workers() == 0
         if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
@@ -88,6 +93,9 @@ class GiGPO(Algorithm):
             self.config, groups, self.first_learner, self.learner_group.is_local
         )
         self._sync_weights()
+        if self.config.record:
+            self.recorder = RunRecorder(self)
+            self.callbacks = [*force_list(self.callbacks), self.recorder]
 
     @override(Algorithm)
     def cleanup(self) -> None:
@@ -95,6 +103,8 @@ class GiGPO(Algorithm):
         thread = getattr(self, "_thread", None)
         if thread is not None:
             thread.shutdown(cancel_futures=True)
+        if getattr(self, "recorder", None) is not None:
+            self.recorder.close()
         super().cleanup()
         if hasattr(self, "weights"):
             self.weights.close()
@@ -113,15 +123,19 @@ class GiGPO(Algorithm):
     @override(Algorithm)
     def training_step(self) -> None:
         """Run one iteration."""
+        if self.recorder is not None:
+            self.recorder.begin(self.num_updates)
         with self._timed("rollout"):
             collected = self._collect(self.num_updates)
         with self._timed("grouping"):
-            batch = self._to_rows(collected.episodes)
+            batch = self._to_rows(collected.training_episodes)
         self._log_rollout(collected, batch)
         self.weights.sleep()
         if self.config.max_staleness > 0:
             self._play_ahead(self.num_updates + 1)
         self._update(batch)
+        if self.recorder is not None:
+            self.recorder.keep(collected.training_episodes, batch)
         if self._ahead is not None:
             # Weights change only while no request runs.
             with self._timed("wait_for_rollout"):
@@ -135,25 +149,55 @@ class GiGPO(Algorithm):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.iteration == iteration:
             return ahead.collected.result()
-        return self.play(self.env_runner_group, training_tasks(self.config, iteration))
+        return self._sample(iteration)
+
+    def _sample(self, iteration: int) -> Collected:
+        """Play an iteration's groups; in dynamic sampling, again for those that teach nothing.
+
+        Tasks are a function of the iteration and their number, so what is played depends on the
+        weights alone, and an iteration that is resumed is repeated exactly.
+        """
+        config, runners = self.config, self.env_runner_group
+        collected = self._play(runners, training_tasks(config, iteration))
+        played = config.num_groups
+        if config.dynamic_sampling:
+            for _ in range(config.max_sampling_rounds - 1):
+                useless = len(collected.dropped) + len(collected.uniform_groups())
+                missing = config.num_groups - (played - useless)
+                if missing <= 0:
+                    break
+                more = training_tasks(config, iteration, first=played, count=missing)
+                collected = collected.joined(self._play(runners, more))
+                played += missing
+            collected = collected.choose(config.num_groups)
+        collected.check(played, config.max_dropped_share)
+        return collected
 
     def _play_ahead(self, iteration: int) -> None:
         """Start playing an iteration with the weights that the engines have now."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "rollout")
-        tasks = training_tasks(self.config, iteration)
-        future = self._thread.submit(self.play, self.env_runner_group, tasks)
-        self._ahead = _Ahead(iteration, future)
+        self._ahead = _Ahead(iteration, self._thread.submit(self._sample, iteration))
 
     def play(self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]) -> Collected:
-        """Play groups on the runners of a group, as evenly as their number allows.
+        """Play groups on the runners of a group.
+
+        Raises:
+            RuntimeError: A rollout failed, no runner came back, or environments failed in more
+                groups than `max_dropped_share` allows.
+        """
+        collected = self._play(runners, tasks)
+        collected.check(len(tasks), self.config.max_dropped_share)
+        return collected
+
+    def _play(self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]) -> Collected:
+        """Play groups, spread over the runners as evenly as their number allows.
 
         A group whose runner died is played again on another one. Episodes are a function of their
         task and the weights alone, so a retry gives what was lost.
 
         Raises:
-            RuntimeError: A rollout failed, no runner came back, or environments failed in more
-                groups than `max_dropped_share` allows.
+            RuntimeError: A rollout failed, or no runner came back.
         """
         waiting = {task.group: task for task in tasks}
         reports: list[Played] = []
@@ -184,10 +228,8 @@ class GiGPO(Algorithm):
             elif waiting:
                 time.sleep(self.config.delay_between_env_runner_restarts_s)
                 is_up = bool(self.restore_env_runners(runners) or runners.healthy_worker_ids())
-        collected = collect(reports)
-        collected.check(len(tasks), self.config.max_dropped_share)
         self._replace_worn(runners, reports)
-        return collected
+        return collect(reports)
 
     def _play_round(self, runners: EnvRunnerGroup, tasks: list[GroupTask]) -> list[Played]:
         if runners.num_remote_workers() == 0:
@@ -250,8 +292,7 @@ class GiGPO(Algorithm):
             found["num_env_steps_sampled"],
             reduce="lifetime_sum",
         )
-        for kind in ("prompt", "response"):
-            tokens = sum(int(r[f"num_{kind}_tokens"].sum()) for r in batch.policy_batches.values())
+        for kind, tokens in token_counts(collected.episodes).items():
             self.metrics.log_value((ENV_RUNNER_RESULTS, f"num_{kind}_tokens"), tokens, window=1)
         self.metrics.log_dict(step_group_metrics(batch), key=ENV_RUNNER_RESULTS, window=1)
         versions = np.concatenate([rows["weight_version"] for _, rows in modules_of(batch)])
@@ -310,6 +351,20 @@ class GiGPO(Algorithm):
         self._sync_weights()
 
 
+def check_name(default: GiGPOConfig, config: GiGPOConfig) -> None:
+    """Make sure that a trainable of a preset's name does not train another preset's settings.
+
+    Raises:
+        ValueError: It would.
+    """
+    if default.algorithm_name not in ("gigpo", config.algorithm_name):
+        raise ValueError(
+            f"the trainable of {default.algorithm_name!r} was given the settings of "
+            f"{config.algorithm_name!r}: start from GiGPOConfig.preset("
+            f"{default.algorithm_name!r}), or use the trainable 'GiGPO', which takes any of them"
+        )
+
+
 def _local(runners: EnvRunnerGroup) -> LLMEnvRunner:
     runner = runners.local_env_runner
     if not isinstance(runner, LLMEnvRunner):
@@ -345,8 +400,17 @@ def engine_bundles(config: GiGPOConfig) -> list[dict[str, float]]:
     return [dict(bundle) for _ in range(config.num_engines * len(config.module_ids))]
 
 
-def training_tasks(config: GiGPOConfig, iteration: int) -> list[GroupTask]:
-    """Return the task groups of one iteration, a function of the seed and the iteration alone."""
+def training_tasks(
+    config: GiGPOConfig, iteration: int, *, first: int = 0, count: int | None = None
+) -> list[GroupTask]:
+    """Return task groups of one iteration, a function of the seed, the iteration and their number.
+
+    Args:
+        config: The settings.
+        iteration: The iteration.
+        first: Number of the first group; dynamic sampling goes on after `num_groups`.
+        count: How many groups; by default `num_groups`.
+    """
     return [
         GroupTask(
             group=group,
@@ -354,7 +418,7 @@ def training_tasks(config: GiGPOConfig, iteration: int) -> list[GroupTask]:
             size=config.group_size,
             iteration=iteration,
         )
-        for group in range(config.num_groups)
+        for group in range(first, first + (config.num_groups if count is None else count))
     ]
 
 

@@ -1,12 +1,16 @@
 """Anchor-state grouping: give every row the id of its anchor state (GiGPO Eq. 6).
 
-Rows of one (group, agent) pair with equal ids form an anchor group. Three ways to compare states:
+Rows of one (group, agent) pair with equal ids form an anchor group. Ways to compare states:
 
 *   `exact_anchors`: equal keys, one hash map. Independent of the row order.
 *   `key_anchors`: equal keys that a user's function computes from the observations (in training,
     `AgentProfile.anchor` is that function).
 *   `similar_anchors`: texts close to a cluster's representative. Clusters are greedy, so the result
     depends on the row order: give rows in a fixed order (by episode, then step).
+*   `embedding_anchors` (in `rllib_gigpo.embedding_anchors`): texts whose vectors point alike;
+    independent of the row order.
+
+Images and structured states become keys first, see `rllib_gigpo.state_keys`.
 
 Shapes: N rows.
 """
@@ -21,7 +25,7 @@ import numpy as np
 from rllib_gigpo.advantages.parts import IntArray, check_choice, dense_ids
 
 AnchorKey = str | bytes | int | tuple
-AnchorKind = Literal["exact", "similarity"]
+AnchorKind = Literal["exact", "similarity", "embedding"]
 Measure = Literal["rapidfuzz", "difflib_reference"]
 Observation = TypeVar("Observation")
 
@@ -35,14 +39,17 @@ class AnchorRule(NamedTuple):
     """Which steps of a group count as taken from the same state.
 
     Attributes:
-        kind: "exact": equal anchors. "similarity": texts that are alike.
+        kind: "exact": equal anchors. "similarity": texts that are alike. "embedding": texts whose
+            vectors point alike.
         threshold: Smallest similarity inside a cluster, where similarity counts.
-        measure: How similarity is measured, see `similar_anchors`.
+        measure: How similarity of texts is measured, see `similar_anchors`.
+        encoder: From texts to vectors, where vectors count.
     """
 
     kind: AnchorKind = "exact"
     threshold: float = 0.9
     measure: Measure = "rapidfuzz"
+    encoder: Callable[[Sequence[str]], np.ndarray] | None = None
 
     def __call__(self, anchors: Sequence[Any], group: IntArray, agent: IntArray) -> IntArray:
         """Return the anchor ids [N] of rows.
@@ -57,6 +64,14 @@ class AnchorRule(NamedTuple):
         """
         if self.kind == "exact":
             return exact_anchors(anchors)
+        if self.kind == "embedding":
+            from rllib_gigpo.embedding_anchors import embedding_anchors
+
+            if self.encoder is None:
+                raise TypeError("AnchorRule(kind='embedding') needs an encoder, got None.")
+            return embedding_anchors(
+                anchors, group, agent, encoder=self.encoder, threshold=self.threshold
+            )
         return similar_anchors(
             anchors, group, agent, threshold=self.threshold, measure=self.measure
         )

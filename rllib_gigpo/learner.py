@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,20 +23,17 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
-from rllib_gigpo.advantages import Advantages, gigpo
+from rllib_gigpo.advantages import Advantages, adapted_kl_coeff
+from rllib_gigpo.credit import Credit, assign_credit
 from rllib_gigpo.distributed import sum_gradients, sum_over_learners
 from rllib_gigpo.engines.packing import PackedTensors, checksums, unpack
 from rllib_gigpo.engines.packing import pack as pack_tensors
 from rllib_gigpo.engines.published import Published
-from rllib_gigpo.losses import (
-    clipped_surrogate,
-    correction_weights,
-    kl_estimate,
-    token_log_ratio,
-    token_weights,
-)
+from rllib_gigpo.learner_report import report_values
 from rllib_gigpo.module import CausalLMModule
-from rllib_gigpo.rows import Columns, complete_batch, object_array, step_table
+from rllib_gigpo.objective import StepTotals, Totals
+from rllib_gigpo.rows import Columns, complete_batch
+from rllib_gigpo.scoring import held_rows, pack_rows, score_next_states, score_rows
 from rllib_gigpo.sequences import MicroBatch, ResponseLogps, pack
 
 if TYPE_CHECKING:
@@ -45,25 +42,7 @@ if TYPE_CHECKING:
 PHASES = ("old_logp", "ref_logp", "advantages", "update")
 
 _STATE_KEY = "gigpo_optimizer_steps"
-
-
-class Totals(NamedTuple):
-    """Sums over the tokens of an update, float64; they add up over micro-batches and learners."""
-
-    tokens: float = 0.0
-    loss: float = 0.0
-    ratio: float = 0.0
-    clipped_low: float = 0.0
-    clipped_high: float = 0.0
-    kl: float = 0.0
-    entropy: float = 0.0
-    engine_gap: float = 0.0
-    correction: float = 0.0
-    corrected: float = 0.0
-
-    def __add__(self, other: Totals) -> Totals:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Add field by field."""
-        return Totals(*(a + b for a, b in zip(self, other, strict=True)))
+_KL_KEY = "gigpo_kl_coeffs"
 
 
 class GiGPOTorchLearner(TorchLearner):
@@ -78,12 +57,14 @@ class GiGPOTorchLearner(TorchLearner):
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.advantages: dict[str, Advantages] = {}
+        self._credit: dict[str, Credit] = {}
+        self._kl_coeffs: dict[str, float] = {}
         self._optimizer_steps: dict[str, int] = {}
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._sums = Totals()
         self._totals: dict[str, Totals] = {}
-        self._largest: dict[tuple[str, str], float] = {}
-        self._gradient_norms: dict[str, list[float]] = {}
+        self._largest: dict[str, dict[str, float]] = {}
+        self._gradient_norms: dict[str, list[list[float]]] = {}
         self._skipped: dict[str, int] = {}
 
     # Optimizers ------------------------------------------------------------------------------
@@ -92,21 +73,28 @@ class GiGPOTorchLearner(TorchLearner):
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Give the optimizer the trained parameters only; the reference stays out."""
         config = config or self.config
-        parameters = self._trained_parameters(module_id)
+        groups: Any = [
+            {"params": parameters, "lr": rate}
+            for parameters, rate in zip(
+                self._parameter_groups(module_id), (config.lr, config.critic_lr), strict=False
+            )
+        ]
         if config.optimizer_name == "adamw":
             optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                parameters,
-                lr=config.lr,
+                groups,
                 betas=tuple(config.adam_betas),
                 weight_decay=config.weight_decay,
             )
         else:
-            optimizer = torch.optim.SGD(parameters, lr=config.lr)
+            optimizer = torch.optim.SGD(groups)
+        parameters = [parameter for group in groups for parameter in group["params"]]
         self.register_optimizer(module_id=module_id, optimizer=optimizer, params=parameters)
 
-    def _trained_parameters(self, module_id: str) -> list[torch.nn.Parameter]:
+    def _parameter_groups(self, module_id: str) -> list[list[torch.nn.Parameter]]:
+        """Return the policy's trained parameters and, where there is one, the critic's own."""
         module = self._language_model(module_id)
-        return [p for p in module.parameters() if p.requires_grad]
+        groups = [module.policy_parameters()]
+        return groups if module.critic is None else [*groups, module.critic_parameters()]
 
     def _language_model(self, module_id: str) -> CausalLMModule:
         module = self.module[module_id].unwrapped()
@@ -169,45 +157,36 @@ class GiGPOTorchLearner(TorchLearner):
             )
 
     def _prepare(self, module_id: str, rows: Columns) -> None:
-        """Add the columns `advantage`, `old_logps`, `ref_logps`."""
-        config = self.config
-        with self._timed("advantages"):
-            self.advantages[module_id] = gigpo(
-                step_table(rows),
-                omega=config.omega,
-                gamma=config.gamma,
-                f_norm=config.f_norm,
-                group_mean_over=config.group_mean_over,
-                invalid_action_penalty=config.invalid_action_penalty,
-                penalty_scope=config.penalty_scope,
-            )
-            rows["advantage"] = self.advantages[module_id].total
+        """Add what the loss reads: log-probabilities, values, advantages, value targets."""
+        config, module = self.config, self._language_model(module_id)
+        budget, has_critic = config.micro_batch_tokens, config.critic is not None
         with self._timed("old_logp"):
+            if config.old_logp == "recompute" or has_critic:
+                scored = score_rows(module, rows, token_budget=budget, values=has_critic)
+                rows["old_logps"] = scored.logps
+                if has_critic:
+                    rows["old_values"] = scored.values
             if config.old_logp == "engine":
                 rows["old_logps"] = rows["response_logps"]
-            else:
-                rows["old_logps"] = self._score(module_id, rows, reference=False)
+            if config.keeps_last_prompts:
+                rows["next_value"] = score_next_states(module, rows, token_budget=budget)
         with self._timed("ref_logp"):
             if config.kl_coeff > 0:
-                rows["ref_logps"] = self._score(module_id, rows, reference=True)
+                scored = score_rows(module, rows, token_budget=budget, reference=True)
+                rows["ref_logps"] = scored.logps
+        with self._timed("advantages"):
+            credit = assign_credit(config, rows, self._kl_coeff(module_id), self._over_learners)
+        self._credit[module_id] = credit
+        self.advantages[module_id] = credit.advantages
 
-    def _score(self, module_id: str, rows: Columns, *, reference: bool) -> np.ndarray:
-        """Log-probabilities of the rows held here, as an object array [N] of float32 [T]."""
-        held = _held(rows, np.arange(len(rows["group"])))
-        found: list[np.ndarray | None] = [None] * len(rows["group"])
-        module = self._language_model(module_id)
-        with torch.no_grad():
-            for micro_batch in self._pack(rows, held):
-                scored = module.score(micro_batch, reference=reference)
-                logps, mask = scored.logps.float().cpu(), scored.mask.cpu()
-                for place, row in enumerate(held[micro_batch.rows.numpy()]):
-                    found[row] = logps[place][mask[place]].numpy()
-        return object_array(found)
+    def _kl_coeff(self, module_id: str) -> float:
+        """The KL coefficient: the setting, or what an adaptive one has come to."""
+        return self._kl_coeffs.get(module_id, self.config.kl_coeff)
 
-    def _pack(self, rows: Columns, chosen: np.ndarray) -> list[MicroBatch]:
-        return pack(
-            rows["prompt_ids"][chosen], rows["response_ids"][chosen], self.config.micro_batch_tokens
-        )
+    def _over_learners(self, values: np.ndarray) -> np.ndarray:
+        if not self.distributed:
+            return values
+        return np.array(sum_over_learners(values.tolist()))
 
     def _minibatches(
         self, rows: dict[str, SampleBatch], iteration: int
@@ -228,11 +207,14 @@ class GiGPOTorchLearner(TorchLearner):
     def _step_rows(self, rows: Columns, drawn: np.ndarray) -> SampleBatch:
         """Rows of one optimizer step that this learner works on, with the step's totals.
 
-        Rows without advantage count in the totals; where nothing else draws on them (no KL, no
-        entropy) their forward pass is left out, which does not change the gradient.
+        Rows without advantage count in the totals; where nothing else draws on them (no KL in the
+        loss, no entropy, no critic) their forward pass is left out, which does not change the
+        gradient.
         """
-        mine = _held(rows, drawn)
-        if self.config.kl_coeff == 0 and self.config.entropy_coeff == 0:
+        mine = held_rows(rows, drawn)
+        config = self.config
+        has_kl = config.kl_coeff > 0 and config.kl_in == "loss"
+        if not has_kl and config.entropy_coeff == 0 and config.critic is None:
             mine = mine[rows["advantage"][mine] != 0.0]
         columns = {name: rows[name][mine] for name in rows}
         columns["step_tokens"] = np.full(len(mine), rows["num_response_tokens"][drawn].sum())
@@ -253,15 +235,21 @@ class GiGPOTorchLearner(TorchLearner):
                 self._step(module_id, optimizer)
                 before = self._totals.get(module_id, Totals())
                 self._totals[module_id] = before + sums
-                losses[module_id] = sums.loss
+                losses[module_id] = sums.loss + self.config.vf_loss_coeff * sums.value_loss
         return {}, losses, {}
 
     def _accumulate(self, module_id: str, rows: Columns) -> Totals:
         """Add the gradients of all micro-batches; return their sums over all learners."""
         self._sums = Totals()
         module = self._language_model(module_id)
-        for micro_batch in self._pack(rows, np.arange(len(rows["advantage"]))):
-            fwd_out = module.score(micro_batch, entropy_grad=self.config.entropy_coeff > 0)
+        for micro_batch in pack_rows(
+            rows, np.arange(len(rows["advantage"])), self.config.micro_batch_tokens
+        ):
+            fwd_out = module.score(
+                micro_batch,
+                entropy_grad=self.config.entropy_coeff > 0,
+                values=self.config.critic is not None,
+            )
             self.compute_loss_for_module(
                 module_id=module_id,
                 config=self.config,
@@ -286,86 +274,48 @@ class GiGPOTorchLearner(TorchLearner):
         Args:
             module_id: The module.
             config: Its settings.
-            batch: `advantage` [n], `old_logps`, `ref_logps` (with KL), `response_logps` (where the
-                engine gave them) and `weight` [n, T].
+            batch: What `Objective.evaluate` reads, and the step's totals `step_tokens`,
+                `step_rows`.
             fwd_out: What `CausalLMModule.score` returned for the rows.
         """
-        logps, mask = fwd_out.logps, fwd_out.mask
-        low, high = config.clip_range
-        log_ratio = token_log_ratio(logps, batch["old_logps"], mask)
-        surrogate = clipped_surrogate(
-            log_ratio, batch["advantage"], mask, clip_low=low, clip_high=high
+        step = StepTotals(
+            tokens=float(batch["step_tokens"][0]),
+            rows=float(batch["step_rows"][0]),
+            kl_coeff=self._kl_coeff(module_id),
         )
-        term, kl = surrogate.loss, torch.zeros_like(surrogate.loss)
-        old, engine = batch["old_logps"], batch.get("response_logps", batch["old_logps"])
-        weight = mask.float()
-        if config.correction is not None:
-            correction = config.correction
-            weight = correction_weights(
-                old,
-                engine,
-                mask,
-                level=correction.level,
-                mode=correction.mode,
-                upper=correction.upper,
-                lower=correction.lower,
-            )
-            term = term * weight
-        if config.kl_coeff > 0:
-            kl = kl_estimate(logps, batch["ref_logps"], mask, config.kl_estimator)
-            term = term + config.kl_coeff * kl
-        if config.entropy_coeff > 0:
-            term = term - config.entropy_coeff * fwd_out.entropy
-        loss = (batch["weight"] * term).sum()
-        with torch.no_grad():
-            gap = (old - engine).abs() * mask
-            ratio = log_ratio.exp() * mask
-            cut = mask & ((weight == 0) | (weight == getattr(config.correction, "upper", None)))
-            parts = (
-                mask,
-                loss,
-                ratio,
-                surrogate.clipped_low,
-                surrogate.clipped_high,
-                kl,
-                fwd_out.entropy,
-                gap,
-                weight,
-                cut,
-            )
-            self._sums += Totals(*torch.stack([part.double().sum() for part in parts]).tolist())
-            self._keep_largest(module_id, "ratio", ratio)
-            self._keep_largest(module_id, "correction", weight)
-            self._keep_largest(module_id, "engine_logp_gap", gap)
-        return loss
-
-    def _keep_largest(self, module_id: str, name: str, values: torch.Tensor) -> None:
-        key = (module_id, name)
-        self._largest[key] = max(self._largest.get(key, 0.0), float(values.max()))
+        found = config.objective.evaluate(batch, fwd_out, step)
+        self._sums += found.totals
+        largest = self._largest.setdefault(module_id, {})
+        for name, value in found.largest.items():
+            largest[name] = max(largest.get(name, 0.0), value)
+        return found.loss
 
     def _step(self, module_id: str, optimizer: torch.optim.Optimizer) -> None:
         """Sum the gradients over learners, clip them, and step.
 
         A gradient that is not finite would destroy the weights: the step is left out and counted.
         """
-        parameters = self._trained_parameters(module_id)
-        for parameter in parameters:
+        groups = self._parameter_groups(module_id)
+        for parameter in (parameter for group in groups for parameter in group):
             if parameter.grad is None:
                 # Not one row held here has an advantage. The optimizer passes over parameters
                 # without gradient, but a gradient of 0 still moves them by momentum and decay.
                 parameter.grad = torch.zeros_like(parameter)
         if self.distributed:
-            sum_gradients(parameters)
-        limit = self.config.grad_clip
-        norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit)
-        self._gradient_norms.setdefault(module_id, []).append(float(norm))
-        if not torch.isfinite(norm):
+            sum_gradients([parameter for group in groups for parameter in group])
+        limit = float("inf") if self.config.grad_clip is None else self.config.grad_clip
+        # A critic's large gradients are not to shorten the policy's.
+        norms = [float(torch.nn.utils.clip_grad_norm_(group, limit)) for group in groups]
+        self._gradient_norms.setdefault(module_id, []).append(norms)
+        if not all(map(math.isfinite, norms)):
             self._skipped[module_id] = self._skipped.get(module_id, 0) + 1
             return
         number = self._optimizer_steps.get(module_id, 0) + 1
         self._optimizer_steps[module_id] = number
-        warmup = self.config.lr_warmup_steps
-        self._set_optimizer_lr(optimizer, self.config.lr * min(1.0, number / max(1, warmup)))
+        warmup = min(1.0, number / max(1, self.config.lr_warmup_steps))
+        rates = (self.config.lr, self.config.critic_lr)
+        for group, rate in zip(optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate * warmup
         optimizer.step()
 
     # Reports ---------------------------------------------------------------------------------
@@ -377,33 +327,28 @@ class GiGPOTorchLearner(TorchLearner):
         for phase, seconds in self._seconds.items():
             self.metrics.log_value((ALL_MODULES, f"seconds_{phase}"), seconds, window=1)
         for module_id, sums in self._totals.items():
-            advantages = self.advantages[module_id]
-            # Where not one row had to be computed, there is no ratio, KL or entropy to tell.
-            tokens = sums.tokens or math.nan
-            values = {
-                "ratio_mean": sums.ratio / tokens,
-                "correction_mean": sums.correction / tokens,
-                "correction_cut_fraction": sums.corrected / tokens,
-                "clip_low_fraction": sums.clipped_low / tokens,
-                "clip_high_fraction": sums.clipped_high / tokens,
-                "kl": sums.kl / tokens,
-                "entropy": sums.entropy / tokens,
-                "engine_logp_gap": sums.engine_gap / tokens,
-                "policy_loss": sums.loss,
-                "gradient_norm": float(np.mean(self._gradient_norms[module_id])),
-                "skipped_steps": self._skipped.get(module_id, 0),
-                "optimizer_steps": self._optimizer_steps.get(module_id, 0),
-                "num_rows": len(advantages.total),
-                "nonzero_advantage_share": float(np.mean(advantages.total != 0)),
-                "nonzero_step_advantage_share": float(np.mean(advantages.step != 0)),
-                "advantage_std": float(np.std(advantages.total)),
-            }
+            values = report_values(
+                self._credit[module_id],
+                sums,
+                gradient_norms=np.array(self._gradient_norms[module_id]),
+                kl_coeff=self._kl_coeff(module_id),
+            )
+            values["skipped_steps"] = self._skipped.get(module_id, 0)
+            values["optimizer_steps"] = self._optimizer_steps.get(module_id, 0)
             for name, value in values.items():
                 self.metrics.log_value((module_id, name), value, window=1)
             for name in ("ratio", "correction", "engine_logp_gap"):
-                largest = self._largest.get((module_id, name), 0.0)
+                largest = self._largest.get(module_id, {}).get(name, 0.0)
                 # Each learner knows its own rows; RLlib takes the largest of all learners.
                 self.metrics.log_value((module_id, f"{name}_max"), largest, reduce="max", window=1)
+            if self.config.kl_target is not None:
+                self._kl_coeffs[module_id] = adapted_kl_coeff(
+                    self._kl_coeff(module_id),
+                    values["kl"],
+                    target=self.config.kl_target,
+                    horizon=self.config.kl_horizon,
+                    num_rows=len(self.advantages[module_id].total),
+                )
 
     @override(Learner)
     def _log_metrics(self, batch: MultiAgentBatch) -> None:
@@ -453,7 +398,11 @@ class GiGPOTorchLearner(TorchLearner):
     @override(Learner)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the state; the optimizer steps taken decide the warm-up."""
-        return {**super().get_state(*args, **kwargs), _STATE_KEY: dict(self._optimizer_steps)}
+        return {
+            **super().get_state(*args, **kwargs),
+            _STATE_KEY: dict(self._optimizer_steps),
+            _KL_KEY: dict(self._kl_coeffs),
+        }
 
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
@@ -461,12 +410,11 @@ class GiGPOTorchLearner(TorchLearner):
         super().set_state(state)
         if _STATE_KEY in state:
             self._optimizer_steps = dict(state[_STATE_KEY])
+        self._kl_coeffs = dict(state.get(_KL_KEY, self._kl_coeffs))
 
 
-def _held(rows: Columns, chosen: np.ndarray) -> np.ndarray:
-    """Return those of the chosen rows whose tokens this learner holds."""
-    prompts = rows["prompt_ids"]
-    return np.array([row for row in chosen if prompts[row] is not None], dtype=np.int64)
+_TOKEN_INPUTS = ("old_logps", "ref_logps", "response_logps")
+_INPUTS = ("advantage", "old_values", "value_target")
 
 
 def _loss_inputs(
@@ -474,20 +422,19 @@ def _loss_inputs(
 ) -> dict[str, torch.Tensor]:
     """Return the columns of a micro-batch's rows as tensors, on the mask's device."""
     members = micro_batch.rows.numpy()
-    inputs = {
-        name: _padded(rows[name][members], mask)
-        for name in ("old_logps", "ref_logps", "response_logps")
-        if name in rows
-    }
-    inputs["advantage"] = torch.tensor(
-        rows["advantage"][members], dtype=torch.float32, device=mask.device
-    )
-    inputs["weight"] = token_weights(
-        mask,
-        "token_mean",
-        total_rows=float(rows["step_rows"][0]),
-        total_tokens=float(rows["step_tokens"][0]),
-    )
+    inputs = {name: _padded(rows[name][members], mask) for name in _TOKEN_INPUTS if name in rows}
+    for name in _INPUTS:
+        if name not in rows:
+            continue
+        column = rows[name][members]
+        if column.dtype == object:
+            inputs[name] = _padded(column, mask)
+        else:
+            inputs[name] = torch.tensor(column, dtype=torch.float32, device=mask.device)
+    for name in ("step_tokens", "step_rows"):
+        inputs[name] = torch.tensor(rows[name][members], dtype=torch.float64)
+    if "value_target" in inputs and inputs["value_target"].dim() == 1:
+        inputs["value_target"] = inputs["value_target"][:, None].expand(mask.shape)
     return inputs
 
 

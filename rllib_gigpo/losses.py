@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 KlEstimator = Literal["k1", "k2", "k3"]
+KlPlace = Literal["loss", "reward"]
+RatioLevel = Literal["token", "sequence"]
 Aggregation = Literal[
     "token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"
 ]

@@ -1,4 +1,4 @@
-"""The policy as an RLModule: a causal language model and, if needed, its frozen reference."""
+"""The policy as an RLModule: a causal language model and, if needed, its reference and critic."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.numpy import convert_to_numpy
 
 from rllib_gigpo import lora
+from rllib_gigpo.critic import CriticKind, ValueHead
 from rllib_gigpo.models import ModelSpec, load_causal_lm, materialize
-from rllib_gigpo.sequences import MicroBatch, ResponseLogps, check_output_layer, response_logps
+from rllib_gigpo.sequences import (
+    MicroBatch,
+    ResponseLogps,
+    check_output_layer,
+    response_logps,
+    response_values,
+)
 
 
 class CausalLMModule(TorchRLModule):
@@ -25,8 +32,9 @@ class CausalLMModule(TorchRLModule):
 
     `model_config` keys: `spec` (ModelSpec), `autocast_dtype` ("float32" or "bfloat16"),
     `with_reference` (keep the initial policy to compare with), `temperature` (of the training
-    rollouts), and where LoRA trains `lora` (LoRASettings), `base_dtype` (of the frozen weights)
-    and `seed` (of the adapter's first weights).
+    rollouts), `critic` (None, "head": values from the policy's own body, or "model": from a body of
+    its own, which starts as the policy's), and where LoRA trains `lora` (LoRASettings),
+    `base_dtype` (of the frozen weights) and `seed` (of the adapter's first weights).
     """
 
     lm: Any  # a transformers.PreTrainedModel
@@ -53,18 +61,41 @@ class CausalLMModule(TorchRLModule):
             if self.model_config["with_reference"]:
                 self.reference = load_causal_lm(path, dtype=torch.float32).requires_grad_(False)
         check_output_layer(self.lm)
+        self.critic: CriticKind | None = self.model_config.get("critic")
+        self.value_head = self.value_body = None
+        if self.critic is not None:
+            self.value_head = ValueHead(self.lm.config.get_text_config().hidden_size)
+        if self.critic == "model":
+            self.value_body = load_causal_lm(path, dtype=torch.float32).base_model
         self._autocast = self.model_config["autocast_dtype"] == "bfloat16"
 
     def score(
-        self, batch: MicroBatch, *, reference: bool = False, entropy_grad: bool = False
+        self,
+        batch: MicroBatch,
+        *,
+        reference: bool = False,
+        entropy_grad: bool = False,
+        values: bool = False,
     ) -> ResponseLogps:
         """Log-probabilities of a micro-batch's responses under the policy or its reference.
 
+        Args:
+            batch: The rows.
+            reference: Whether the frozen reference is asked.
+            entropy_grad: Whether the entropy carries a gradient.
+            values: Whether the critic is asked too.
+
         Raises:
-            ValueError: The module was built without a reference.
+            ValueError: The module was built without a reference, or without a critic.
         """
+        if values and self.value_head is None:
+            raise ValueError("this module has no critic: build it with critic='head' or 'model'")
         if not reference:
-            return self._run(self.lm, batch, entropy_grad)
+            head = self.value_head if values and self.critic == "head" else None
+            scored = self._run(self.lm, batch, entropy_grad, head)
+            if values and head is None:
+                return scored._replace(values=self._values_of_model(batch))
+            return scored
         if not self.model_config["with_reference"]:
             raise ValueError(
                 "this module keeps no reference model: build it with with_reference=True "
@@ -75,7 +106,28 @@ class CausalLMModule(TorchRLModule):
         with torch.no_grad(), lora.adapter_off(self.lm):
             return self._run(self.lm, batch, entropy_grad)
 
-    def _run(self, model: Any, batch: MicroBatch, entropy_grad: bool) -> ResponseLogps:
+    def _values_of_model(self, batch: MicroBatch) -> torch.Tensor:
+        body: Any = self.value_body
+        body.eval()
+        with torch.autocast(body.device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            return response_values(body, self.value_head, batch, body.device)  # pyright: ignore[reportArgumentType]
+
+    def critic_parameters(self) -> list[torch.nn.Parameter]:
+        """Trained parameters that only the critic has."""
+        parts = [part for part in (self.value_body, self.value_head) if part is not None]
+        return [p for part in parts for p in part.parameters()]
+
+    def policy_parameters(self) -> list[torch.nn.Parameter]:
+        """Trained parameters of the policy; with critic="head" the critic's body too."""
+        return [p for p in self.lm.parameters() if p.requires_grad]
+
+    def _run(
+        self,
+        model: Any,
+        batch: MicroBatch,
+        entropy_grad: bool,
+        value_head: ValueHead | None = None,
+    ) -> ResponseLogps:
         # Dropout would make the ratio differ from 1 on the very weights that sampled the tokens.
         model.eval()
         if self.lora is not None and self.lora.dropout > 0 and torch.is_grad_enabled():
@@ -86,6 +138,7 @@ class CausalLMModule(TorchRLModule):
                 batch,
                 temperature=self.model_config["temperature"],
                 entropy_grad=entropy_grad,
+                value_head=value_head,
             )
 
     def policy_weights(self, device: torch.device | str | None = None) -> dict[str, torch.Tensor]:

@@ -8,8 +8,8 @@ slowest episode of a batch, and a finished episode sends no further request.
 Carried per step in the RLlib episode: observation = prompt token ids (int32), action = response
 token ids (int32), `extra_model_outputs` = log-probabilities, action text, whether the format was
 valid, weight version, finish reason; `infos` = observation text, anchor and the environment's
-verdicts on the action before. The last observation of an episode is empty: nothing is generated
-there.
+verdicts on the action before. The last observation of an episode is empty, because nothing is
+generated there; only where a critic values truncated episodes is it their next prompt.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class RolloutSettings:
         max_episode_steps: Agent steps after which an episode is truncated, or None for the
             environment's own limit alone.
         policy_of: From agent id to policy (RLlib module) id.
+        keep_last_prompts: Whether a truncated episode ends with the prompt that would have come
+            next, for a critic.
     """
 
     sampling: Sampling
@@ -84,6 +86,7 @@ class RolloutSettings:
     lockstep: bool = False
     max_episode_steps: int | None = None
     policy_of: Callable[[Any], str] = lambda agent_id: "default_policy"
+    keep_last_prompts: bool = False
 
 
 @dataclass
@@ -317,7 +320,7 @@ class _Play:
             for agent, action in actions.items():
                 seat = self.seats[agent]
                 info = outcome.infos.get(agent, {})
-                seat.memory.add(seat.observation, action.text, info)
+                seat.memory.add(seat.observation, action.text, action.noted(info))
                 seat.steps += 1
                 completion = completions[agent]
                 extras[agent] = {
@@ -337,6 +340,7 @@ class _Play:
                 unseen = {a: s.observation for a, s in self.seats.items() if a not in seen}
                 self._see(unseen, outcome.infos)
                 seen += unseen
+                prompts = self._last_prompts(seen)
             recorder.step(
                 observations={agent: prompts.get(agent, _NOTHING) for agent in seen},
                 actions={agent: completions[agent].token_ids for agent in actions},
@@ -390,6 +394,15 @@ class _Play:
                 raise
             self.game.truncate()
             return {}
+
+    def _last_prompts(self, agents: Iterable[Any]) -> dict[Any, np.ndarray]:
+        """Prompt ids of the state after a truncation; none where they would be over the limit."""
+        prompts = {}
+        if self.settings.keep_last_prompts and not self.game.terminated:
+            for agent in agents:
+                with contextlib.suppress(PromptTooLongError):
+                    prompts[agent] = self._prompt(self.seats[agent])
+        return prompts
 
     def _prompt(self, seat: _Seat) -> np.ndarray:
         context = PromptContext(

@@ -8,8 +8,9 @@ Scalar columns, each [N]: `group`, `episode`, `agent`, `step`, `anchor` (int64),
 the environment's), `valid`, `truncated` (bool), `num_prompt_tokens`, `num_response_tokens`
 (int64), `engine_logp` (float64, sum over the response), `weight_version` (int64), `learner` (int64,
 which learner holds the row's tokens), `agent_id` and `module_id` (str). Token columns, object
-arrays [N] of int32 / float32 arrays: `prompt_ids`, `response_ids`, `response_logps`; None on a row
-that another learner holds.
+arrays [N] of int32 / float32 arrays: `prompt_ids`, `response_ids`, `response_logps`, and where a
+critic values truncated episodes `next_prompt_ids` (of the state after a truncated episode, on its
+last row; empty elsewhere); None on a row that another learner holds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from rllib_gigpo.grouping import AnchorKey
 from rllib_gigpo.seeding import derive_seed
 
 TOKEN_COLUMNS = ("prompt_ids", "response_ids", "response_logps")
+_OWNED_COLUMNS = (*TOKEN_COLUMNS, "next_prompt_ids")
+
+_NO_IDS = np.zeros(0, dtype=np.int32)
 
 # What SampleBatch is to code that only reads and adds columns.
 Columns = dict[str, np.ndarray]
@@ -111,6 +115,8 @@ def _rows_of(episode: SingleAgentEpisode) -> list[dict[str, Any]]:
             "prompt_ids": episode.observations[step],
             "response_ids": episode.actions[step],
             "response_logps": extras["action_logp"][step],
+            # The last observation is empty unless the episode was truncated and a critic asks.
+            "next_prompt_ids": episode.observations[last + 1] if step == last else _NO_IDS,
         }
         for step in range(len(episode))
     ]
@@ -139,6 +145,8 @@ def _to_batch(rows: list[dict[str, Any]], anchor_ids: AnchorIds) -> SampleBatch:
     )
     for name in TOKEN_COLUMNS:
         columns[name] = object_array([row[name] for row in rows])
+    if any(len(row["next_prompt_ids"]) for row in rows):
+        columns["next_prompt_ids"] = object_array([row["next_prompt_ids"] for row in rows])
     return complete_batch(SampleBatch(columns))
 
 
@@ -282,7 +290,7 @@ def _own_share(
     share = {}
     for module, rows in modules_of(batch):
         columns = {**rows, "learner": owners[module]}
-        for name in TOKEN_COLUMNS:
+        for name in _OWNED_COLUMNS:
             if name in columns:
                 held = columns[name].copy()
                 held[owners[module] != learner] = None

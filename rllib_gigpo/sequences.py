@@ -53,11 +53,14 @@ class ResponseLogps(NamedTuple):
         logps: Log-probability of each response token, float32 [n, T], 0 at padding.
         entropy: Entropy of each token's distribution, float32 [n, T], 0 at padding.
         mask: True at response tokens, bool [n, T].
+        values: A critic's value of what is known before each token, float32 [n, T], 0 at padding;
+            the first one is that of the prompt. None where nobody asked.
     """
 
     logps: torch.Tensor
     entropy: torch.Tensor
     mask: torch.Tensor
+    values: torch.Tensor | None = None
 
 
 def pack(
@@ -135,6 +138,7 @@ def response_logps(
     *,
     temperature: float = 1.0,
     entropy_grad: bool = False,
+    value_head: torch.nn.Module | None = None,
 ) -> ResponseLogps:
     """Run the model on a micro-batch.
 
@@ -143,37 +147,52 @@ def response_logps(
         batch: The rows.
         temperature: Divides the logits, as the engine does when it samples; 0 counts as 1.
         entropy_grad: Whether the entropy carries a gradient.
+        value_head: From hidden states [..., D] to values [...], where values are asked for.
 
     Returns:
         Log-probabilities and entropies per row; computed once per distinct sequence.
     """
-    device = model.device
+    body, output_layer = _parts(model)
+    spoken = _spoken(body, batch, model.device)
+    mask = batch.mask.to(model.device)
+    logits = output_layer(spoken).float()
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    all_logps = torch.log_softmax(logits, dim=-1)
+    chosen = all_logps.gather(-1, batch.targets.to(model.device)[mask][:, None]).squeeze(-1)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        flat_entropy = -(all_logps.exp() * all_logps).sum(-1)
+    index = batch.index.to(model.device)
+    return ResponseLogps(
+        logps=_unflatten(chosen, mask)[index],
+        entropy=_unflatten(flat_entropy, mask)[index],
+        mask=mask[index],
+        values=None if value_head is None else _unflatten(value_head(spoken), mask)[index],
+    )
+
+
+def response_values(
+    body: torch.nn.Module, head: torch.nn.Module, batch: MicroBatch, device: torch.device
+) -> torch.Tensor:
+    """Return a separate critic's value before each response token, float32 [n, T], 0 at padding."""
+    mask = batch.mask.to(device)
+    values = _unflatten(head(_spoken(body, batch, device)), mask)
+    return values[batch.index.to(device)]
+
+
+def _spoken(body: Any, batch: MicroBatch, device: torch.device) -> torch.Tensor:
+    """Return the hidden states from which the response tokens are predicted, flat."""
     lengths = batch.lengths.to(device)
     input_ids = batch.input_ids.to(device)
     mask = batch.mask.to(device)
-    columns = torch.arange(input_ids.shape[1], device=device)
-    is_token = columns < lengths[:, None]
-    body, output_layer = _parts(model)
+    is_token = torch.arange(input_ids.shape[1], device=device) < lengths[:, None]
     hidden = body(
         input_ids=input_ids,
         attention_mask=None if bool(is_token.all()) else is_token.long(),
         use_cache=False,
     ).last_hidden_state
     rows = torch.arange(len(input_ids), device=device)[:, None].expand_as(mask)[mask]
-    spoken = hidden[rows, batch.positions.to(device)[mask]]
-    logits = output_layer(spoken).float()
-    if temperature not in (0.0, 1.0):
-        logits = logits / temperature
-    all_logps = torch.log_softmax(logits, dim=-1)
-    chosen = all_logps.gather(-1, batch.targets.to(device)[mask][:, None]).squeeze(-1)
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        flat_entropy = -(all_logps.exp() * all_logps).sum(-1)
-    index = batch.index.to(device)
-    return ResponseLogps(
-        logps=_unflatten(chosen, mask)[index],
-        entropy=_unflatten(flat_entropy, mask)[index],
-        mask=mask[index],
-    )
+    return hidden[rows, batch.positions.to(device)[mask]]
 
 
 def _parts(model: Any) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -12,8 +12,11 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.family_checks import check_family
 from rllib_gigpo.lora import LoRASettings
+from rllib_gigpo.losses import Aggregation
 from rllib_gigpo.models import ModelSpec
+from rllib_gigpo.recording.trackers import TRACKERS
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
@@ -25,9 +28,17 @@ _NUMBER_TYPES = (int, float, np.integer, np.floating)
 _CHOICES = {
     "f_norm": ("std", "none"),
     "group_mean_over": ("episodes", "steps"),
-    "anchor": ("exact", "similarity"),
+    "anchor": ("exact", "similarity", "embedding"),
     "similarity_measure": ("rapidfuzz", "difflib_reference"),
     "kl_estimator": ("k1", "k2", "k3"),
+    "kl_in": ("loss", "reward"),
+    "critic": (None, "head", "model"),
+    "gae_level": ("step", "token"),
+    "ratio_level": ("token", "sequence"),
+    "aggregation": get_args(Aggregation),
+    "dynamic_sampling": (True, False),
+    "whiten_advantages": (True, False),
+    "history_base_group": (True, False),
     "optimizer_name": ("adamw", "sgd"),
     "penalty_scope": ("return", "step"),
     "old_logp": ("recompute", "engine"),
@@ -50,13 +61,29 @@ _WHOLE = {
     "step_threads": 0,
     "num_engines": 1,
     "max_replays": 1,
+    "max_sampling_rounds": 1,
+    "history_length": 0,
+    "kl_horizon": 1,
     "max_abandoned_threads": 0,
     "evaluation_samples_per_task": 1,
+    "record_every": 0,
 }
-_WHOLE_OR_NONE = {"minibatch_size": 1, "num_minibatches": 1, "max_episode_steps": 1}
+_WHOLE_OR_NONE = {
+    "minibatch_size": 1,
+    "num_minibatches": 1,
+    "max_episode_steps": 1,
+    "record_groups": 1,
+}
 _RANGES = {
     "gamma": (0.0, 1.0),
     "omega": (0.0, math.inf),
+    "episode_weight": (0.0, math.inf),
+    "lambda_": (0.0, 1.0),
+    "history_alpha": (0.0, math.inf),
+    "overlong_buffer": (0.0, 1.0),
+    "overlong_penalty": (0.0, math.inf),
+    "critic_lr": (0.0, math.inf),
+    "vf_loss_coeff": (0.0, math.inf),
     "similarity_threshold": (1e-6, 1.0),
     "kl_coeff": (0.0, math.inf),
     "entropy_coeff": (0.0, math.inf),
@@ -67,6 +94,15 @@ _RANGES = {
     "temperature": (1e-3, math.inf),
     "top_p": (1e-6, 1.0),
     "max_dropped_share": (0.0, 1.0),
+}
+_NUMBER_OR_NONE = {
+    "price_per_hour": 0.0,
+    "grad_clip": 1e-9,
+    "step_timeout_s": 1e-3,
+    "episode_timeout_s": 1e-3,
+    "dual_clip": 1.0 + 1e-9,
+    "kl_target": 1e-9,
+    "vf_clip_param": 1e-9,
 }
 # RLlib's settings that mean nothing here: the value that says nothing, and what does.
 _UNUSED = {
@@ -94,11 +130,9 @@ def check_settings(config: GiGPOConfig) -> None:
             _check_whole(name, getattr(config, name), least)
     for name, (low, high) in _RANGES.items():
         _check_range(name, getattr(config, name), low, high)
-    if config.grad_clip is not None:
-        _check_range("grad_clip", config.grad_clip, 1e-9, math.inf)
-    for name in ("step_timeout_s", "episode_timeout_s"):
+    for name, least in _NUMBER_OR_NONE.items():
         if getattr(config, name) is not None:
-            _check_range(name, getattr(config, name), 1e-3, math.inf)
+            _check_range(name, getattr(config, name), least, math.inf)
     if config.seed is not None:
         _check_whole("seed", config.seed, 0)
     _check_clip(config.clip_param)
@@ -109,6 +143,7 @@ def check_settings(config: GiGPOConfig) -> None:
     _ = ModelSpec(config.llm_model, options=config.llm_options)
     _check_lora(config)
     _check_engine(config)
+    _check_trackers(config.trackers)
     is_default_mapping = config.policy_mapping_fn is AlgorithmConfig.DEFAULT_POLICY_MAPPING_FN
     if is_default_mapping and DEFAULT_MODULE_ID not in config.module_ids:
         raise ValueError(
@@ -118,6 +153,7 @@ def check_settings(config: GiGPOConfig) -> None:
         )
     _check_unused(config)
     _check_pairs(config)
+    check_family(config)
     if config.env is not None:
         if not isinstance(config.env, str):
             raise ValueError(
@@ -125,6 +161,15 @@ def check_settings(config: GiGPOConfig) -> None:
                 "register_llm_env('MyEnv', MyEnv), then environment('MyEnv')"
             )
         _ = config.env_spec
+
+
+def _check_trackers(chosen: Any) -> None:
+    for tracker in [chosen] if isinstance(chosen, str) else chosen:
+        if isinstance(chosen, str) or (not callable(tracker) and tracker not in TRACKERS):
+            raise ValueError(
+                f"trackers={chosen!r}: expected a list of {', '.join(map(repr, TRACKERS))}, or of "
+                "callables (content of run.json, run folder) -> tracker"
+            )
 
 
 def _check_unused(config: GiGPOConfig) -> None:
@@ -249,15 +294,11 @@ def _check_pairs(config: GiGPOConfig) -> None:
             f"step_timeout_s={config.step_timeout_s} with step_threads=0: a call in the event loop "
             "cannot be timed out; set step_threads to the number of calls that may run at once"
         )
-    if config.group_size == 1:
-        raise ValueError(
-            "group_size=1: an episode alone in its group has advantage 0 and nothing is learned; "
-            "use at least 2"
-        )
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    # An array or a list would compare element by element.
+    if not isinstance(value, str | bool | None) or value not in choices:
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
 
 

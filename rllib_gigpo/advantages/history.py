@@ -8,6 +8,7 @@ Shapes: N rows, K levels.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rllib_gigpo.advantages.estimators import episode_advantage
 from rllib_gigpo.advantages.parts import (
@@ -85,7 +86,9 @@ def hgpo(
     if not history_base_group:
         return in_table_order(scores, step, step=step)
     episode = episode_advantage(scores, f_norm)
-    total = _weighted(np.array([episode, *levels]), np.array([1.0, *depths**history_alpha]))
+    total = _weighted(
+        np.array([episode, *levels]), np.concatenate([np.ones(1), depths**history_alpha])
+    )
     return in_table_order(scores, total, episode=episode, step=step)
 
 
@@ -107,7 +110,7 @@ def history_groups(scores: Scores, levels: int) -> list[IntArray]:
     return groups
 
 
-def _weighted(levels: FloatArray, weights: FloatArray) -> FloatArray:
+def _weighted(levels: FloatArray, weights: NDArray[np.floating]) -> FloatArray:
     """Average the levels [K, N] over those that are not 0, with weights [K]."""
     shares = weights[:, None] * (levels != 0.0)
     total = shares.sum(axis=0)

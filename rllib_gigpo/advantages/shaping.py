@@ -8,26 +8,26 @@ _LARGEST_ERROR = 0.2
 
 
 def overlong_cost(
-    response_tokens: IntArray, *, max_tokens: int, buffer_tokens: int, penalty: float
+    response_tokens: IntArray, *, max_tokens: int, buffer: float, penalty: float
 ) -> FloatArray:
     """Charge responses that come close to the token limit (DAPO, arXiv 2503.14476, Eq. 13).
 
-    The cost is 0 up to `max_tokens - buffer_tokens` tokens and rises linearly to `penalty` at the
+    The cost is 0 up to `(1 - buffer) * max_tokens` tokens and rises linearly to `penalty` at the
     limit, where the engine cuts a response off.
 
     Args:
         response_tokens: Length of each row's response [N].
         max_tokens: The limit.
-        buffer_tokens: Length of the ramp below it; 0 charges nothing.
+        buffer: Share of the limit that the ramp takes up, 0 to 1; 0 charges nothing.
         penalty: Cost at the limit.
 
     Returns:
         Costs [N], at least 0.
     """
-    if buffer_tokens == 0:
+    if buffer == 0.0:
         return np.zeros(len(response_tokens))
-    over = response_tokens - (max_tokens - buffer_tokens)
-    return penalty * np.clip(over / buffer_tokens, 0.0, 1.0)
+    over = response_tokens.astype(np.float64) - (1.0 - buffer) * max_tokens
+    return np.clip(over / (buffer * max_tokens), 0.0, 1.0) * penalty
 
 
 def adapted_kl_coeff(

@@ -135,7 +135,9 @@ def scored(batches: Sequence[MicroBatch], model, **settings) -> dict[int, Respon
     for batch in batches:
         result = response_logps(model, batch, **settings)
         for place, row in enumerate(batch.rows.tolist()):
-            found[row] = ResponseLogps(*(column[place] for column in result))
+            found[row] = ResponseLogps(
+                *(None if column is None else column[place] for column in result)
+            )
     return found
 
 

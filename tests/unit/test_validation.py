@@ -80,7 +80,7 @@ def test_what_is_no_finite_number_in_range_is_refused(name, value):
         ("training", {"optimizer_name": "adam"}, "'adamw', 'sgd'"),
         ("training", {"penalty_scope": "episode"}, "'return', 'step'"),
         ("training", {"old_logp": "none"}, "'recompute', 'engine'"),
-        ("training", {"anchor": "embedding"}, "'exact', 'similarity'"),
+        ("training", {"anchor": "meaning"}, "'exact', 'similarity', 'embedding'"),
         ("training", {"gamma": 1.01}, "from 0 to 1"),
         ("training", {"group_size": 0}, "at least 1"),
         ("training", {"lr_warmup_steps": -1}, "at least 0"),

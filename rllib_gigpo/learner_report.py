@@ -1,0 +1,52 @@
+"""What an update reports of a module: from its sums to named numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rllib_gigpo.credit import Credit
+from rllib_gigpo.objective import Totals
+
+
+def report_values(
+    credit: Credit, sums: Totals, *, gradient_norms: np.ndarray, kl_coeff: float
+) -> dict[str, float]:
+    """Return the numbers that an update reports.
+
+    Args:
+        credit: Advantages of all rows.
+        sums: Sums over the tokens that were computed, over all learners and optimizer steps.
+        gradient_norms: Per optimizer step, of the policy and, where there is one, the critic
+            [steps, 1 or 2].
+        kl_coeff: The KL coefficient of the update.
+    """
+    advantages = credit.advantages
+    # Where not one row had to be computed, there is no ratio, KL or entropy to tell.
+    tokens = sums.tokens or math.nan
+    norms = gradient_norms.mean(axis=0)
+    values = {
+        "ratio_mean": sums.ratio / tokens,
+        "correction_mean": sums.correction / tokens,
+        "correction_cut_fraction": sums.corrected / tokens,
+        "clip_low_fraction": sums.clipped_low / tokens,
+        "clip_high_fraction": sums.clipped_high / tokens,
+        "dual_clip_fraction": sums.dual_clipped / tokens,
+        "kl": sums.kl / tokens if credit.kl is None else credit.kl,
+        "kl_coeff": kl_coeff,
+        "entropy": sums.entropy / tokens,
+        "engine_logp_gap": sums.engine_gap / tokens,
+        "policy_loss": sums.loss,
+        "gradient_norm": float(norms[0]),
+        "num_rows": len(advantages.total),
+        "nonzero_advantage_share": float(np.mean(advantages.total != 0)),
+        "nonzero_step_advantage_share": float(np.mean(advantages.step != 0)),
+        "advantage_std": float(np.std(advantages.total)),
+    }
+    if len(norms) > 1:
+        values["vf_loss"] = sums.value_loss
+        values["critic_gradient_norm"] = float(norms[1])
+    if credit.explained_variance is not None:
+        values["vf_explained_var"] = credit.explained_variance
+    return values

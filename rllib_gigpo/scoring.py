@@ -1,0 +1,98 @@
+"""Scoring passes: what a module says of rows before an update, without gradient.
+
+Only rows whose tokens are held here are scored; another learner scores the others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rllib_gigpo.module import CausalLMModule
+from rllib_gigpo.rows import Columns, object_array
+from rllib_gigpo.sequences import MicroBatch, pack
+
+
+class Scored(NamedTuple):
+    """Per row, object arrays [N] of float32 [T]; None on a row that is not held here.
+
+    Attributes:
+        logps: Log-probabilities of the response tokens.
+        values: Values before them; None on every row where nobody asked.
+    """
+
+    logps: np.ndarray
+    values: np.ndarray
+
+
+def held_rows(rows: Columns, chosen: np.ndarray) -> np.ndarray:
+    """Return those of the chosen rows whose tokens this learner holds."""
+    prompts = rows["prompt_ids"]
+    return np.array([row for row in chosen if prompts[row] is not None], dtype=np.int64)
+
+
+def pack_rows(rows: Columns, chosen: np.ndarray, token_budget: int) -> list[MicroBatch]:
+    """Pack the chosen rows into micro-batches; all of them must be held here."""
+    return pack(rows["prompt_ids"][chosen], rows["response_ids"][chosen], token_budget)
+
+
+def score_rows(
+    module: CausalLMModule,
+    rows: Columns,
+    *,
+    token_budget: int,
+    reference: bool = False,
+    values: bool = False,
+) -> Scored:
+    """Score every row held here.
+
+    Args:
+        module: The module.
+        rows: The rows.
+        token_budget: Padded tokens of one forward pass.
+        reference: Whether the frozen reference is asked.
+        values: Whether the critic is asked too.
+    """
+    held = held_rows(rows, np.arange(len(rows["group"])))
+    logps: list[np.ndarray | None] = [None] * len(rows["group"])
+    found_values = list(logps)
+    with torch.no_grad():
+        for micro_batch in pack_rows(rows, held, token_budget):
+            scored = module.score(micro_batch, reference=reference, values=values)
+            members = held[micro_batch.rows.numpy()]
+            _unpad(scored.logps, scored.mask, members, logps)
+            if scored.values is not None:
+                _unpad(scored.values, scored.mask, members, found_values)
+    return Scored(object_array(logps), object_array(found_values))
+
+
+def score_next_states(module: CausalLMModule, rows: Columns, *, token_budget: int) -> np.ndarray:
+    """Value the states after truncated episodes.
+
+    Returns:
+        Values [N], on the last rows of the truncated episodes held here; 0 elsewhere.
+    """
+    found = np.zeros(len(rows["group"]))
+    if "next_prompt_ids" not in rows:
+        return found
+    prompts = rows["next_prompt_ids"]
+    asked = [row for row, ids in enumerate(prompts) if ids is not None and len(ids) > 0]
+    # A value is read before the first response token, so any token does.
+    anything = [np.zeros(1, dtype=np.int32)] * len(asked)
+    with torch.no_grad():
+        for micro_batch in pack(prompts[asked], anything, token_budget):
+            values = module.score(micro_batch, values=True).values
+            assert values is not None
+            found[np.array(asked)[micro_batch.rows.numpy()]] = values[:, 0].cpu().numpy()
+    return found
+
+
+def _unpad(
+    values: torch.Tensor, mask: torch.Tensor, members: np.ndarray, into: list[np.ndarray | None]
+) -> None:
+    """Put the values [n, T] of a micro-batch at the places of its rows, without their padding."""
+    numbers, counts = values.float().cpu(), mask.cpu()
+    for place, row in enumerate(members):
+        into[row] = numbers[place][counts[place]].numpy()

@@ -1,0 +1,1 @@
+"""The settings of GiGPOConfig, in groups; `rllib_gigpo.config` puts them together."""

@@ -1,0 +1,173 @@
+"""What follows from the settings: the parts that the algorithm builds from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from ray import cloudpickle
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_gigpo.advantages import Estimator, find_estimator
+from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from rllib_gigpo.grouping import AnchorRule
+from rllib_gigpo.models import ModelSpec
+from rllib_gigpo.objective import Objective
+from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
+from rllib_gigpo.rows import MinibatchPlan
+from rllib_gigpo.settings.recording import RecordingSettings
+from rllib_gigpo.settings.serving import ServingSettings
+from rllib_gigpo.settings.training import TrainingSettings
+from rllib_gigpo.stepping import StepSettings
+from rllib_gigpo.vocabulary import collect_words
+
+
+class DerivedSettings(TrainingSettings, ServingSettings, RecordingSettings):
+    """Properties that read the settings; nothing here can be set."""
+
+    @property
+    def root_seed(self) -> int:
+        """The seed that every draw derives from."""
+        return self.seed if self.seed is not None else 0
+
+    @property
+    def env_spec(self) -> LLMEnvSpec:
+        """How to make the environment.
+
+        Raises:
+            ValueError: There is none of its name, or none is set.
+        """
+        if self.env is None:
+            raise ValueError("no environment is set: call environment(name), such as 'KeyDoor'")
+        return get_env_spec(str(self.env))
+
+    @property
+    def agent_profile(self) -> AgentProfile:
+        """The agent: what `agent(profile=...)` set, else the environment's own."""
+        return self.profile or self.env_spec.profile()
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Distance of the ratio's clip bounds below and above 1."""
+        if isinstance(self.clip_param, int | float):
+            return (float(self.clip_param), float(self.clip_param))
+        low, high = self.clip_param
+        return (float(low), float(high))
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """Which model is loaded; the tiny one gets the words of the environment."""
+        if self.llm_model != "tiny":
+            return ModelSpec(self.llm_model, options=self.llm_options)
+        key = cloudpickle.dumps((self.env_spec.name, dict(self.env_config), self.agent_profile))
+        words = _words(key)
+        return ModelSpec("tiny", words=words, seed=self.root_seed, options=self.llm_options)
+
+    @property
+    def anchor_rule(self) -> AnchorRule:
+        """Which steps of a group count as taken from the same state."""
+        return AnchorRule(
+            self.anchor, self.similarity_threshold, self.similarity_measure, self.anchor_encoder
+        )
+
+    @property
+    def step_settings(self) -> StepSettings:
+        """How environments are stepped."""
+        return StepSettings(
+            threads=self.step_threads,
+            step_timeout_s=self.step_timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
+            on_failure=self.on_env_failure,
+            max_replays=self.max_replays,
+        )
+
+    @property
+    def vllm_settings(self) -> VLLMSettings:
+        """How each vLLM engine runs."""
+        settings: dict[str, Any] = {
+            "dtype": self.dtype,
+            "max_model_len": self.max_prompt_tokens + self.max_response_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "num_gpus": self.engine_num_gpus,
+            "num_cpus": self.engine_num_cpus,
+            "enable_sleep_mode": self.engine_sleep,
+            "seed": self.root_seed,
+        }
+        if self.lora is not None:
+            settings |= {"enable_lora": True, "max_lora_rank": self.lora.rank}
+        return VLLMSettings(**settings | self.engine_options)
+
+    @property
+    def correction(self) -> RolloutCorrection | None:
+        """The rollout correction that is in force."""
+        if isinstance(self.rollout_correction, RolloutCorrection):
+            return self.rollout_correction
+        is_off_policy = self.dtype == "bfloat16" or self.max_staleness > 0
+        is_needed = self.rollout_correction == "auto" and is_off_policy
+        return RolloutCorrection() if is_needed else None
+
+    @property
+    def minibatch_plan(self) -> MinibatchPlan:
+        """How rows are drawn into optimizer steps."""
+        return MinibatchPlan(self.minibatch_size, self.num_minibatches, self.root_seed)
+
+    @property
+    def module_ids(self) -> tuple[str, ...]:
+        """Policies (RLlib modules) of this algorithm."""
+        return tuple(self.policies) if self.policies else (DEFAULT_MODULE_ID,)
+
+    @property
+    def module_of(self) -> Callable[[Any], str]:
+        """From agent id to module id."""
+        if not self.is_multi_agent:
+            return _default_module
+        mapping: Any = self.policy_mapping_fn
+        return lambda agent_id: mapping(agent_id, None)
+
+    @property
+    def advantage_estimator(self) -> Estimator:
+        """From rows to advantages."""
+        return find_estimator(self.estimator)
+
+    @property
+    def has_token_advantages(self) -> bool:
+        """Whether the tokens of a response have advantages of their own."""
+        return self.critic is not None and self.gae_level == "token"
+
+    @property
+    def keeps_last_prompts(self) -> bool:
+        """Whether a critic is asked about the state after a truncated episode."""
+        return self.critic is not None and self.gae_level == "step"
+
+    @property
+    def objective(self) -> Objective:
+        """What the loss of an optimizer step is made of."""
+        low, high = self.clip_range
+        return Objective(
+            ratio_level=self.ratio_level,
+            clip_low=low,
+            clip_high=high,
+            dual_clip=self.dual_clip,
+            aggregation=self.aggregation,
+            norm_tokens=self.max_response_tokens,
+            kl_estimator=self.kl_estimator if self.kl_in == "loss" else None,
+            entropy_coeff=self.entropy_coeff,
+            correction=self.correction,
+            vf_clip_param=self.vf_clip_param,
+            vf_loss_coeff=self.vf_loss_coeff,
+            value_level=self.gae_level,
+        )
+
+
+def _default_module(agent_id: Any) -> str:
+    return DEFAULT_MODULE_ID
+
+
+@lru_cache(maxsize=32)
+def _words(pickled: bytes) -> tuple[str, ...]:
+    """Collect the words of (env, env_config, profile); pickled, because dicts have no hash."""
+    env, env_config, profile = cloudpickle.loads(pickled)
+    return collect_words(get_env_spec(env).make(env_config), profile)
