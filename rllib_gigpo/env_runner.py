@@ -204,6 +204,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             lockstep=config.lockstep,
             max_episode_steps=config.max_episode_steps,
             policy_of=config.module_of,
+            keep_last_prompts=config.keeps_last_prompts and not evaluating,
         )
 
     def _new_game(self) -> Game:
