@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rllib_gigpo.agent.memory import Memory
+from rllib_gigpo.agent.memory import Memory, look
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import Message, PromptContext
 
@@ -58,11 +58,12 @@ class PromptEncoder:
     def encode(self, context: PromptContext, memory: Memory) -> np.ndarray:
         """Return the prompt's token ids, int32 [P] with P <= max_prompt_tokens.
 
-        The oldest history is dropped first.
+        The oldest history is dropped first, entry by entry; see `Memory.render`.
 
         Raises:
             PromptTooLongError: Too long without any history, and observations are not shortened.
         """
+        look(memory, context.task, context.observation)
         _, entries = memory.render()
         for drop in range(entries + 1):
             history, shown = memory.render(drop)

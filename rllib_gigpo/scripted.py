@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rllib_gigpo.agent.memory import look
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import PromptContext
 from rllib_gigpo.games import Game
@@ -136,6 +137,7 @@ def play_episode(
             info = infos.get(agent, {})
             memory = memories.setdefault(agent, copy.deepcopy(profile.memory))
             before = latest[agent].context.task if agent in latest else ""
+            look(memory, info.get("task", before), observation)
             history, shown = memory.render()
             context = PromptContext(
                 task=info.get("task", before),

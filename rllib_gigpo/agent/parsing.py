@@ -1,8 +1,9 @@
 """From a response to an action: which text goes to the environment, and whether it was valid."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 _CJK = re.compile("[\u4e00-\u9fff]")
 
@@ -14,10 +15,16 @@ class Action(NamedTuple):
         text: Sent to the environment.
         is_valid: False when the response broke the format; such a step pays the invalid-action
             penalty.
+        note: What the policy wrote to itself; memories find it as `info["note"]`.
     """
 
     text: str
     is_valid: bool
+    note: str = ""
+
+    def noted(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the environment's info as memories take it in: with the note, if there is one."""
+        return {**info, "note": self.note} if self.note else info
 
 
 class ActionParser(Protocol):

@@ -365,5 +365,5 @@ def test_a_faulty_profile_is_refused_with_the_cure(setting, cure):
 )
 def test_webshops_short_profile_closes_the_brackets_of_word_level_tokenizers(written, sent):
     action = short_webshop_profile().read(f"<action> {written} </action>")
-    assert action == (sent, True)
+    assert action == Action(sent, True)
     assert short_webshop_profile().read(written).is_valid is False
