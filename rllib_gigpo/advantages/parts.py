@@ -221,7 +221,8 @@ def gae(
 
     Raises:
         ValueError: An input is not finite, a (trajectory, step) pair repeats, a bootstrap value
-            stands on a row that is not a trajectory's last, or gamma or lambda_ is outside [0, 1].
+            stands on a row that is not a trajectory's last, or `gamma` or `lambda_` is outside
+            [0, 1].
     """
     check_unit_interval("gamma", gamma)
     check_unit_interval("lambda_", lambda_)
