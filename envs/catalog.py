@@ -57,9 +57,31 @@ ENVIRONMENTS: dict[str, EnvEntry] = {
     "WebShop": EnvEntry(
         "envs.webshop:WebShop", "rllib_gigpo.agent.profiles.webshop:profile", extra="webshop"
     ),
+    "AppWorld": EnvEntry(
+        "envs.appworld:AppWorld",
+        "rllib_gigpo.agent.profiles.appworld:profile",
+        contract_kwargs={"world": "shipped"},
+    ),
     "Search": EnvEntry(
         "envs.search:Search", "rllib_gigpo.agent.profiles.search:profile", extra="search"
     ),
+}
+
+_DEFAULT_PROFILE = "rllib_gigpo.agent.profile:default_profile"
+_TOOLS_PROFILE = "rllib_gigpo.agent.profiles.tools:profile"
+_CONVERSATION_PROFILE = "rllib_gigpo.agent.profiles.conversation:profile"
+
+# Kinds of other projects' environments. What follows "scheme:" in a name becomes the constructor
+# argument `target`.
+SCHEMES: dict[str, EnvEntry] = {
+    "gym:": EnvEntry("envs.adapters.gym_text:GymText", _DEFAULT_PROFILE),
+    "textworld:": EnvEntry(
+        "envs.adapters.textworld:TextWorldGame", _DEFAULT_PROFILE, extra="textworld"
+    ),
+    "trl:": EnvEntry("envs.adapters.trl:TRLEnv", _TOOLS_PROFILE),
+    "openenv:": EnvEntry("envs.adapters.openenv:OpenEnv", _TOOLS_PROFILE, extra="openenv"),
+    "skyrl:": EnvEntry("envs.adapters.skyrl:SkyRLEnv", _CONVERSATION_PROFILE, extra="skyrl"),
+    "mcp:": EnvEntry("envs.adapters.mcp:MCPEnv", _TOOLS_PROFILE),
 }
 
 

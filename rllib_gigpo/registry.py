@@ -3,7 +3,8 @@
 A name is looked up in this order: names registered in this process, names registered anywhere in
 this Ray job (on a worker those of the driver), entry points of the group `rllib_gigpo.envs` (a
 dict of catalogue entries, or one environment class), the bundled `envs` package of a source
-checkout, gymnasium's own registry, and `module:Class`.
+checkout, schemes such as `gym:` (catalogue entries whose name ends in a colon; what follows goes to
+the constructor as `target`), gymnasium's own registry, and `module:Class`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -93,7 +94,8 @@ def get_env_spec(name: str) -> LLMEnvSpec:
     spec = (
         _registered.get(name)
         or _announced_spec(name)
-        or _plugins().get(name)
+        or _named_plugin(name)
+        or _scheme_spec(name)
         or _gymnasium_spec(name)
         or _imported_spec(name)
     )
@@ -102,7 +104,8 @@ def get_env_spec(name: str) -> LLMEnvSpec:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(
-            f"no environment is called {name!r}: {hint}known are {known}, any gymnasium id, "
+            f"no environment is called {name!r}: {hint}known are {known} (what ends in a colon "
+            "takes a target, such as gym:Taxi-v3), any gymnasium id of a text environment, "
             "module:Class, and what register_llm_env(name, creator) has added in this process"
         )
     _announce(spec)
@@ -167,7 +170,8 @@ def _source_catalog() -> Mapping[str, Any]:
     """Return the bundled catalogue of a checkout that is not installed (`ray job submit`)."""
     try:
         with _shadow_explained():
-            return importlib.import_module("envs.catalog").ENVIRONMENTS
+            catalog = importlib.import_module("envs.catalog")
+        return {**catalog.ENVIRONMENTS, **catalog.SCHEMES}
     except ModuleNotFoundError as error:
         if error.name != "envs":
             raise
@@ -198,6 +202,18 @@ def _from_catalog(name: str, entry: Any) -> LLMEnvSpec:
         return load_object(entry.profile)()
 
     return LLMEnvSpec(name, create, profile, dict(entry.kwargs))
+
+
+def _named_plugin(name: str) -> LLMEnvSpec | None:
+    return None if name.endswith(":") else _plugins().get(name)
+
+
+def _scheme_spec(name: str) -> LLMEnvSpec | None:
+    scheme, colon, target = name.partition(":")
+    spec = _plugins().get(f"{scheme}:") if colon else None
+    if spec is None:
+        return None
+    return replace(spec, name=name, defaults={**spec.defaults, "target": target})
 
 
 def _gymnasium_spec(name: str) -> LLMEnvSpec | None:

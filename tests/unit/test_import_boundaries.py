@@ -15,6 +15,7 @@ _SIMULATORS = {
     "alfworld": {"alfworld", "textworld"},
     "webshop": {"bm25s", "spacy", "rapidfuzz"},
     "gym_cards": {"PIL"},
+    "adapters": {"minigrid", "skyrl_gym", "textworld", "websockets"},
     "search": {"bm25s", "faiss", "sentence_transformers", "datasets", "pyarrow"},
 }
 _RAY_FILES = {
@@ -32,6 +33,8 @@ _RAY_FILES = {
     "rllib_gigpo/metrics.py",
     "rllib_gigpo/module.py",
     "rllib_gigpo/quickstart.py",
+    "rllib_gigpo/recording/recorder.py",
+    "rllib_gigpo/recording/rollout_rows.py",
     "rllib_gigpo/registry.py",
     "rllib_gigpo/rollout.py",
     "rllib_gigpo/rows.py",

@@ -1,0 +1,301 @@
+"""A client of the Model Context Protocol: tools of a server over its pipes or over HTTP.
+
+JSON-RPC 2.0 after https://modelcontextprotocol.io/specification/2025-06-18: `initialize`, then
+`tools/list` and `tools/call`. Over stdio a message is one line; over HTTP it is a POST whose answer
+is JSON or a stream of server-sent events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+PROTOCOL_VERSION = "2025-06-18"
+_CHUNK_BYTES = 1 << 16
+_TAIL_CHARS = 500
+_METHOD_NOT_FOUND = -32601
+
+
+class MCPError(RuntimeError):
+    """The server is absent, silent, gone, or refuses a request."""
+
+
+class Transport(Protocol):
+    """Carries messages to a server and back."""
+
+    def tell(self, message: Mapping[str, Any], timeout_s: float) -> None:
+        """Send a message that has no answer."""
+        ...
+
+    def ask(self, message: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+        """Send a message and yield what the server says afterwards."""
+        ...
+
+    def close(self) -> None:
+        """Free the process or the session; works twice."""
+        ...
+
+
+class StdioTransport:
+    """A server process of one's own, spoken to over its standard input and output.
+
+    Args:
+        command: Its command line.
+
+    Raises:
+        MCPError: The command cannot be started.
+    """
+
+    def __init__(self, command: str):
+        self.command = command
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the finalizer
+        try:
+            self._process = subprocess.Popen(
+                shlex.split(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+            )
+        except OSError as error:
+            self._errors.close()
+            raise MCPError(f"the MCP server {command!r} cannot be started: {error}") from error
+        self._rest = b""
+        self.close = weakref.finalize(self, _stop, self._process, self._errors)
+
+    def tell(self, message: Mapping[str, Any], timeout_s: float) -> None:
+        """Write a line."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise MCPError(self._ended()) from error
+
+    def ask(self, message: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+        """Write a line, then yield the lines that come until the time is over."""
+        deadline = time.monotonic() + timeout_s
+        self.tell(message, timeout_s)
+        while True:
+            yield json.loads(self._line(deadline, timeout_s))
+
+    def _line(self, deadline: float, timeout_s: float) -> bytes:
+        assert self._process.stdout is not None
+        while b"\n" not in self._rest:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                raise MCPError(
+                    f"the MCP server {self.command!r} did not answer within {timeout_s:g} s: raise "
+                    "env_config['timeout_s'] if its tools take longer"
+                )
+            chunk = os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
+            if not chunk:
+                raise MCPError(self._ended())
+            self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        self._errors.seek(0)
+        told = self._errors.read().decode(errors="replace").strip()[-_TAIL_CHARS:]
+        return (
+            f"the MCP server {self.command!r} ended with exit status {self._process.returncode}"
+            f": {told or 'it said nothing'}"
+        )
+
+
+def _stop(process: subprocess.Popen, errors: Any) -> None:
+    """End a server as the protocol asks: close its input, then stop it if it stays."""
+    for pipe in (process.stdin, process.stdout):
+        # What was not yet written has no reader any more.
+        with contextlib.suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+    try:
+        process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    errors.close()
+
+
+class HttpTransport:
+    """A server that others run, spoken to over streamable HTTP.
+
+    Args:
+        url: Its endpoint, such as `http://127.0.0.1:8000/mcp`.
+    """
+
+    def __init__(self, url: str):
+        self.url = url
+        self._headers: dict[str, str] = {}
+
+    def tell(self, message: Mapping[str, Any], timeout_s: float) -> None:
+        """Post a message."""
+        for _ in self.ask(message, timeout_s):
+            pass
+
+    def ask(self, message: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+        """Post a message and yield those of the answer."""
+        request = urllib.request.Request(
+            self.url,
+            data=json.dumps(message).encode(),
+            headers={
+                "Content-Type": "application/json",
+                "Accept": "application/json, text/event-stream",
+                **self._headers,
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                session = answer.headers.get("Mcp-Session-Id")
+                if session is not None:
+                    self._headers = {
+                        "Mcp-Session-Id": session,
+                        "MCP-Protocol-Version": PROTOCOL_VERSION,
+                    }
+                if answer.headers.get_content_type() == "text/event-stream":
+                    yield from _events(answer)
+                else:
+                    body = answer.read()
+                    if body:
+                        yield json.loads(body)
+        except urllib.error.HTTPError as error:
+            told = error.read().decode(errors="replace")[:_TAIL_CHARS]
+            raise MCPError(f"the MCP server {self.url} refuses: {error} {told}") from error
+        except OSError as error:
+            raise MCPError(
+                f"no MCP server answers at {self.url} within {timeout_s:g} s ({error}): start it, "
+                "or correct the address"
+            ) from error
+
+    def close(self) -> None:
+        """End the session."""
+        if not self._headers:
+            return
+        request = urllib.request.Request(self.url, headers=self._headers, method="DELETE")
+        self._headers = {}
+        # A server may refuse to end sessions, or be gone already.
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(request, timeout=2).close()
+
+
+def _events(lines: Any) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a stream of server-sent events."""
+    data: list[str] = []
+    for raw in lines:
+        line = raw.decode().rstrip("\r\n")
+        if line.startswith("data:"):
+            data.append(line.removeprefix("data:").removeprefix(" "))
+        elif not line and data:
+            yield json.loads("\n".join(data))
+            data = []
+
+
+class MCPClient:
+    """One session with a server.
+
+    Args:
+        target: A command line, or the URL of a server's endpoint.
+        timeout_s: Seconds that the answer to a request may take.
+
+    Raises:
+        MCPError: No server answers.
+    """
+
+    def __init__(self, target: str, timeout_s: float):
+        self.timeout_s = timeout_s
+        is_url = target.startswith(("http://", "https://"))
+        self._transport: Transport = HttpTransport(target) if is_url else StdioTransport(target)
+        self._count = 0
+        try:
+            self._request(
+                "initialize",
+                {
+                    "protocolVersion": PROTOCOL_VERSION,
+                    "capabilities": {},
+                    "clientInfo": {"name": "rllib_gigpo", "version": "1"},
+                },
+            )
+            self._transport.tell(
+                {"jsonrpc": "2.0", "method": "notifications/initialized"}, timeout_s
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Return the tools as `{"name", "description", "parameters"}`."""
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            page = self._request("tools/list", {"cursor": cursor} if cursor else {})
+            found += page["tools"]
+            cursor = page.get("nextCursor")
+            if not cursor:
+                break
+        return [
+            {
+                "name": tool["name"],
+                "description": tool.get("description") or "",
+                "parameters": tool.get("inputSchema") or {"type": "object", "properties": {}},
+            }
+            for tool in found
+        ]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """Call a tool; return its text, and whether it reports an error."""
+        result = self._request("tools/call", {"name": name, "arguments": dict(arguments)})
+        parts = (
+            part["text"] if part.get("type") == "text" else f"[{part.get('type')}]"
+            for part in result.get("content", ())
+        )
+        return "\n".join(parts), bool(result.get("isError", False))
+
+    def close(self) -> None:
+        """End the session, and the process where it is one's own; works twice."""
+        self._transport.close()
+
+    def _request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        self._count += 1
+        number = self._count
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
+        for answer in self._transport.ask(message, self.timeout_s):
+            if "method" in answer:
+                self._serve(answer)
+            elif answer.get("id") == number:
+                if "error" in answer:
+                    error = answer["error"]
+                    raise MCPError(
+                        f"the MCP server refuses {method}: {error.get('message')} "
+                        f"(code {error.get('code')})"
+                    )
+                return answer["result"]
+        raise MCPError(f"the MCP server closed its answer to {method} without a result")
+
+    def _serve(self, message: Mapping[str, Any]) -> None:
+        """Answer what a server asks of its client; what it only tells needs no answer."""
+        if "id" not in message:
+            return
+        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
+        if message["method"] == "ping":
+            answer["result"] = {}
+        else:
+            answer["error"] = {"code": _METHOD_NOT_FOUND, "message": "this client has no such part"}
+        self._transport.tell(answer, self.timeout_s)
