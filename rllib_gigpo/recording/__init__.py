@@ -1,0 +1,6 @@
+"""The run folder: what every training run leaves behind, and the callback that writes it."""
+
+from rllib_gigpo.recording.folder import RunFolder
+from rllib_gigpo.recording.receipt import receipt_of, receipt_text
+
+__all__ = ["RunFolder", "receipt_of", "receipt_text"]

@@ -1,0 +1,144 @@
+"""The receipt of a run: what it was, what it cost, and how to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines
+
+# The parts of an iteration that follow one another (the paper's Figure 6).
+PHASES = (
+    "rollout",
+    "grouping",
+    "old_logp",
+    "ref_logp",
+    "advantages",
+    "update",
+    "wait_for_rollout",
+    "sync",
+)
+
+
+def seconds_by_phase(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of one iteration's phases; "other" is what none of them counts."""
+    timers = _mapping(line.get("timers"))
+    found = {name: float(timers[name]) for name in PHASES if timers.get(name) is not None}
+    other = float(line.get("seconds") or 0.0) - sum(found.values())
+    return {**found, "other": max(0.0, other)}
+
+
+def receipt_of(run: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put a run's receipt together.
+
+    Args:
+        run: Content of `run.json`.
+        metrics: Lines of `metrics.jsonl`.
+
+    Returns:
+        `run` (what it was), `cost` (hours by phase, tokens by kind, price), `result` (of the last
+        iteration) and `repeat` (the command).
+    """
+    hours: dict[str, float] = {}
+    tokens = {"prompt": 0, "response": 0}
+    env_steps = episodes = 0
+    for line in metrics:
+        for phase, seconds in seconds_by_phase(line).items():
+            hours[phase] = hours.get(phase, 0.0) + seconds / 3600.0
+        found = _mapping(line.get("env_runners"))
+        for kind in tokens:
+            tokens[kind] += int(found.get(f"num_{kind}_tokens") or 0)
+        env_steps += int(found.get("num_env_steps_sampled") or 0)
+        episodes += int(found.get("num_episodes") or 0)
+    total = sum(hours.values())
+    rate = run.get("price_per_hour")
+    last = metrics[-1] if metrics else {}
+    played = _mapping(last.get("env_runners"))
+    kept = ("success_rate", "episode_return_mean", "episode_len_mean", "valid_action_rate")
+    named = ("algorithm", "env", "env_config", "model", "seeds", "changed", "versions", "commits")
+    return {
+        "run": {
+            "run_id": run.get("run_id"),
+            **{name: run.get(name) for name in (*named, "machine", "data")},
+            "started": [start.get("time") for start in run.get("starts") or []],
+            "iterations": int(last.get("iteration") or 0),
+        },
+        "cost": {
+            "hours": {name: round(value, 6) for name, value in hours.items()},
+            "hours_total": round(total, 6),
+            "tokens": tokens,
+            "env_steps": env_steps,
+            "episodes": episodes,
+            "price_per_hour": rate,
+            "price": None if rate is None else round(rate * total, 4),
+        },
+        "result": {name: played[name] for name in kept if name in played},
+        "repeat": run.get("command"),
+    }
+
+
+def read_receipt(path: Any) -> dict[str, Any]:
+    """Return the receipt of a run folder, from the files that it was made of.
+
+    Raises:
+        FileNotFoundError: The folder holds no run.
+    """
+    folder = RunFolder(path)
+    run = read_json(folder.run)
+    return receipt_of(run, read_lines(folder.metrics) if folder.metrics.exists() else [])
+
+
+def receipt_text(receipt: Mapping[str, Any]) -> str:
+    """Return a receipt as Markdown."""
+    run, cost = receipt["run"], receipt["cost"]
+    lines = [
+        f"# Receipt of {_code(run['algorithm'])} on {_code(run['env'])}",
+        "",
+        "## What it was",
+        "",
+        f"- run {_code(run['run_id'])}, {run['iterations']} iterations, started "
+        f"{', '.join(run['started']) or 'at an unknown time'}",
+        f"- model {_code(run['model'])}",
+        *(f"- seed: {name} {value}" for name, value in (run["seeds"] or {}).items()),
+        *(f"- commit: {name} {_code(value)}" for name, value in (run["commits"] or {}).items()),
+        f"- versions: {_pairs(run['versions'] or {})}",
+    ]
+    for data in run["data"] or []:
+        size = f"{data['files']} files, {data['bytes']:,} bytes"
+        lines.append(f"- data: {_code(data['path'])}, {size}, sha256 {_code(data['sha256'])}")
+    lines.append("- settings that differ from the defaults:")
+    lines += [f"  - {name} = {_code(value)}" for name, value in (run["changed"] or {}).items()]
+    lines += [
+        "",
+        "## What it cost",
+        "",
+        f"- {cost['hours_total']:.3f} hours: "
+        + ", ".join(f"{name} {hours:.3f}" for name, hours in cost["hours"].items()),
+        f"- tokens: {cost['tokens']['prompt']:,} prompt, {cost['tokens']['response']:,} response",
+        f"- {cost['episodes']:,} episodes, {cost['env_steps']:,} environment steps",
+    ]
+    if cost["price"] is not None:
+        lines.append(f"- price: {cost['price']:.2f} at {cost['price_per_hour']} an hour")
+    if receipt["result"]:
+        told = ", ".join(f"{name} {value:.4g}" for name, value in receipt["result"].items())
+        lines += ["", "## What came of it", "", f"- last iteration: {told}"]
+    lines += ["", "## How to repeat it", ""]
+    if receipt["repeat"]:
+        lines.append(f"    {receipt['repeat']}")
+    else:
+        lines.append("- no command is known: the settings above were given by a Python program")
+    return "\n".join(lines) + "\n"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is, and an empty one for anything else a damaged file may hold."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _pairs(named: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in named.items())
+
+
+def _code(value: Any) -> str:
+    text = str(value).replace("`", "'").replace("\n", " ")
+    return f"`{text}`"

@@ -1,0 +1,270 @@
+"""RunRecorder: the RLlib callback that writes the run folder.
+
+    iteration begins -> begin(k)             opens the folder; forgets what a lost process wrote
+    rows were trained -> keep(episodes, batch)
+    on_train_result -> metrics.jsonl, receipt; rollouts in a thread of their own
+
+The thread writes while the next iteration is played. At most one iteration waits for it, so a slow
+disk holds training up instead of filling the memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.policy.sample_batch import MultiAgentBatch
+
+from rllib_gigpo.models import load_tokenizer, materialize
+from rllib_gigpo.recording.describe import describe_run, now, start_of
+from rllib_gigpo.recording.folder import (
+    RunFolder,
+    append_line,
+    read_json,
+    read_lines,
+    write_bytes,
+    write_json,
+    write_lines,
+)
+from rllib_gigpo.recording.plain import jsonable
+from rllib_gigpo.recording.receipt import receipt_of, receipt_text
+from rllib_gigpo.recording.rollout_rows import (
+    Episode,
+    Iteration,
+    Rollouts,
+    parquet_of,
+    rollouts_of,
+)
+from rllib_gigpo.recording.trackers import start_trackers
+
+if TYPE_CHECKING:
+    from rllib_gigpo.gigpo import GiGPO
+
+_LOG = logging.getLogger(__name__)
+_RECEIPT_EVERY_S = 60.0
+
+
+class RunRecorder(RLlibCallback):
+    """Writes what a run does into its folder.
+
+    A disk that refuses to write stops no training: the error is logged, counted in
+    `failures`, and the next iteration is tried again.
+
+    Args:
+        algorithm: The algorithm that is recorded.
+
+    Attributes:
+        folder: The run folder.
+        failures: How many writes the disk has refused.
+    """
+
+    def __init__(self, algorithm: GiGPO):
+        self._algorithm = algorithm
+        self.folder = RunFolder(run_path(algorithm))
+        self.failures = 0
+        self._run: dict[str, Any] | None = None
+        self._lines: list[dict[str, Any]] = []
+        self._early_evaluations: list[dict[str, Any]] = []
+        self._kept: tuple[Sequence[Episode], MultiAgentBatch] | None = None
+        self._tokenizer: Any = None
+        self._trackers: list[Any] = []
+        self._thread = ThreadPoolExecutor(1, "run-recorder")
+        self._writing: Future[None] | None = None
+        self._receipt_time = 0.0
+
+    def begin(self, iteration: int) -> None:
+        """Open the folder before the first iteration of this process.
+
+        Args:
+            iteration: Iterations that are done; a restored run has some.
+
+        Raises:
+            ValueError: A new run would write over another one.
+        """
+        if self._run is not None:
+            return
+        config = self._algorithm.config
+        run_id = self._algorithm.trial_id if _has_trial(self._algorithm) else uuid.uuid4().hex[:12]
+        if self.folder.run.exists():
+            found = read_json(self.folder.run)
+            self._check_same(found, iteration)
+            self.folder.cut(iteration)
+            # What the settings are now counts; what the run is called and when it began, stays.
+            kept = ("run_id", "created", "command", "starts", "trackers")
+            described = describe_run(config, run_id)
+            run = {**described, **{name: found[name] for name in kept if name in found}}
+        else:
+            run = describe_run(config, str(run_id))
+        run["starts"] = [*run["starts"], start_of(config, iteration)]
+        self._run = run
+        if self.folder.metrics.exists():
+            self._lines = read_lines(self.folder.metrics)
+        self._trackers = start_trackers(config.trackers, run, self.folder.path)
+        write_json(self.folder.run, run)
+        for line in self._early_evaluations:
+            self._safely(append_line, self.folder.evaluations, line)
+
+    def _check_same(self, found: Mapping[str, Any], iteration: int) -> None:
+        done = len(read_lines(self.folder.metrics)) if self.folder.metrics.exists() else 0
+        if iteration == 0 and done and not _has_trial(self._algorithm):
+            raise ValueError(
+                f"{self.folder.path} holds {done} iterations of run {found.get('run_id')!r}: give "
+                "the new run another recording(folder=...), or restore a checkpoint to go on with "
+                "the old one"
+            )
+
+    def keep(self, episodes: Sequence[Episode], batch: MultiAgentBatch) -> None:
+        """Hold what this iteration was trained on until its result is known."""
+        self._kept = (episodes, batch)
+
+    def on_train_result(
+        self, *, algorithm: Any, metrics_logger: Any = None, result: dict, **kwargs: Any
+    ) -> None:
+        """Write the iteration."""
+        if self._kept is None or self._run is None:
+            return
+        (episodes, batch), self._kept = self._kept, None
+        advantages = algorithm.first_learner(_advantages)
+        number = algorithm.num_updates
+        line = _metrics_line(number, result, advantages, algorithm.config.omega)
+        self._lines.append(line)
+        self._safely(append_line, self.folder.metrics, line)
+        for tracker in self._trackers:
+            tracker.log(number, flat_numbers(line))
+        every = algorithm.config.record_every
+        if every and (number - 1) % every == 0:
+            self._write_soon(Iteration(number, episodes, batch, dict(advantages)))
+        if time.monotonic() - self._receipt_time > _RECEIPT_EVERY_S:
+            self._write_receipt()
+
+    def on_evaluate_end(
+        self, *, algorithm: Any, metrics_logger: Any = None, evaluation_metrics: dict, **kwargs: Any
+    ) -> None:
+        """Write the evaluation."""
+        line = {
+            "iteration": algorithm.num_updates,
+            "time": now(),
+            "env_runners": jsonable(evaluation_metrics.get("env_runners", {})),
+            "episodes": jsonable(algorithm.last_evaluation),
+        }
+        if self._run is None:
+            # A checkpoint that is evaluated and not trained leaves the folder of its run alone.
+            self._early_evaluations.append(line)
+        else:
+            self._safely(append_line, self.folder.evaluations, line)
+
+    def _write_soon(self, iteration: Iteration) -> None:
+        self._wait()
+        self._writing = self._thread.submit(self._safely, self._write_rollouts, iteration)
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _write_rollouts(self, iteration: Iteration) -> None:
+        config = self._algorithm.config
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(materialize(config.model_spec))
+        rollouts = rollouts_of(iteration, self._decode, config.record_groups)
+        write_rollouts(self.folder, iteration.number, rollouts)
+
+    def _decode(self, ids: np.ndarray) -> str:
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+    def _write_receipt(self) -> None:
+        self._receipt_time = time.monotonic()
+        receipt = receipt_of(self._run or {}, self._lines)
+        self._safely(write_json, self.folder.receipt, receipt)
+        self._safely(write_bytes, self.folder.receipt_text, receipt_text(receipt).encode())
+
+    def _safely(self, write: Any, *arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except OSError as error:
+            self.failures += 1
+            _LOG.error("the run folder %s could not be written: %s", self.folder.path, error)
+
+    def close(self) -> None:
+        """Finish what is being written, and the receipt."""
+        self._wait()
+        self._thread.shutdown()
+        if self._run is not None:
+            self._write_receipt()
+        for tracker in self._trackers:
+            tracker.finish()
+        self._trackers = []
+
+
+def write_rollouts(folder: RunFolder, iteration: int, rollouts: Rollouts) -> None:
+    """Write the rows of an iteration, their pictures first."""
+    for digest, content in rollouts.pictures.items():
+        path = folder.pictures / f"{digest}.png"
+        if not path.exists():
+            write_bytes(path, content)
+    write_bytes(folder.rollout_file(iteration, "parquet"), parquet_of(rollouts))
+    write_lines(folder.rollout_file(iteration), rollouts.rows)
+
+
+def run_path(algorithm: GiGPO) -> Path:
+    """Return the folder of a run.
+
+    That is `recording(folder=...)`; under Tune the trial's own folder in it, or the folder in which
+    Tune keeps the trial's results; else RLlib's log folder.
+    """
+    storage = algorithm._storage  # RLlib has no public way to where Tune keeps a trial's results.
+    folder = algorithm.config.record_folder
+    if folder is not None:
+        path = Path(folder).expanduser().absolute()
+        return path / Path(storage.trial_fs_path).name if storage is not None else path
+    if storage is not None and storage.storage_filesystem.type_name == "local":
+        return Path(storage.trial_fs_path)
+    return Path(str(algorithm.logdir))
+
+
+def _has_trial(algorithm: GiGPO) -> bool:
+    return algorithm._storage is not None
+
+
+def _advantages(learner: Any) -> dict[str, Any]:
+    return learner.advantages
+
+
+def _metrics_line(
+    number: int, result: Mapping[str, Any], advantages: Mapping[str, Any], omega: float
+) -> dict[str, Any]:
+    """Return the line of an iteration."""
+    parts = ("env_runners", "learners", "timers")
+    sizes = {
+        module: {
+            "episode_mean_abs": float(np.mean(np.abs(found.episode))),
+            "step_mean_abs": float(omega * np.mean(np.abs(found.step))),
+        }
+        for module, found in advantages.items()
+        if len(found.total)
+    }
+    return {
+        "iteration": number,
+        "time": now(),
+        "seconds": jsonable(float(result.get("time_this_iter_s", 0.0))),
+        **{name: jsonable(result[name]) for name in parts if name in result},
+        "advantages": jsonable(sizes),
+    }
+
+
+def flat_numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of nested metrics under names joined by "/"."""
+    found: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            found |= flat_numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}{name}"] = float(value)
+    return found

@@ -1,0 +1,125 @@
+"""From a run folder to what the page shows, as plain JSON."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines
+from rllib_gigpo.recording.receipt import PHASES, receipt_of
+from rllib_gigpo.recording.rollout_rows import FIELDS, read_rows
+
+PICTURE_NAME = re.compile(r"[0-9a-f]{32}")
+
+_LARGEST_PICTURE = 4 * 2**20
+
+
+def open_run(path: str | Path) -> RunFolder:
+    """Return a run folder, or say what is wrong with the path.
+
+    Raises:
+        ValueError: No run is there; runs below it are listed.
+    """
+    folder = RunFolder(path)
+    if folder.run.is_file():
+        return folder
+    if not folder.path.is_dir():
+        raise ValueError(f"{folder.path} is no folder: expected a run folder, which holds run.json")
+    below = sorted(found.parent for found in folder.path.glob("*/run.json"))
+    below += sorted(found.parent for found in folder.path.glob("*/*/run.json"))
+    if below:
+        names = "".join(f"\n  {found}" for found in below[:20])
+        raise ValueError(f"{folder.path} holds {len(below)} runs, choose one:{names}")
+    raise ValueError(
+        f"{folder.path} holds no run.json: expected the folder of a run, see recording(folder=...)"
+    )
+
+
+def run_data(folder: RunFolder, *, after: int = 0) -> dict[str, Any]:
+    """Return everything but the rollouts.
+
+    Args:
+        folder: The run folder.
+        after: Leave out the lines of iterations up to this one.
+    """
+    run = read_json(folder.run)
+    if not isinstance(run, dict):
+        raise ValueError(f"{folder.run}: expected a JSON object")
+    metrics = _lines(folder.metrics)
+    return {
+        "run": run,
+        "metrics": [line for line in metrics if _number(line) > after],
+        "evaluations": _lines(folder.evaluations),
+        "receipt": receipt_of(run, metrics),
+        "iterations": folder.recorded_iterations(),
+        "phases": [*PHASES, "other"],
+    }
+
+
+def state(folder: RunFolder) -> dict[str, Any]:
+    """Return what changes when a run goes on: the iterations that are there."""
+    lines = _lines(folder.metrics)
+    return {
+        "last": _number(lines[-1]) if lines else 0,
+        "evaluations": len(_lines(folder.evaluations)),
+        "iterations": folder.recorded_iterations(),
+    }
+
+
+def rollout_data(folder: RunFolder, iteration: int) -> dict[str, Any]:
+    """Return the rows of an iteration, each text once.
+
+    Returns:
+        `fields`; `rows`, lists in the order of `fields`, with a text replaced by its number in
+        `texts`; `pictures`, PNG files in base64 by digest.
+
+    Raises:
+        FileNotFoundError: There is no such iteration.
+    """
+    rows = _rows(folder, iteration)
+    texts: dict[str, int] = {}
+    table = [[_cell(row.get(name), texts) for name in FIELDS] for row in rows]
+    return {
+        "iteration": iteration,
+        "fields": list(FIELDS),
+        "text_fields": [name for name, kind in FIELDS.items() if kind == "string"],
+        "rows": table,
+        "texts": list(texts),
+        "pictures": _pictures(folder, (row.get("picture") for row in rows)),
+    }
+
+
+def _rows(folder: RunFolder, iteration: int) -> list[dict[str, Any]]:
+    lines = folder.rollout_file(iteration)
+    if lines.exists():
+        return read_lines(lines)
+    return read_rows(folder.rollout_file(iteration, "parquet"))
+
+
+def _cell(value: Any, texts: dict[str, int]) -> Any:
+    if isinstance(value, str):
+        return texts.setdefault(value, len(texts))
+    return value if value is None or isinstance(value, bool | int | float) else None
+
+
+def _pictures(folder: RunFolder, names: Iterable[Any]) -> dict[str, str]:
+    found = {}
+    for name in {name for name in names if isinstance(name, str)}:
+        path = folder.pictures / f"{name}.png"
+        if not PICTURE_NAME.fullmatch(name) or not path.is_file():
+            continue
+        if path.stat().st_size <= _LARGEST_PICTURE:
+            found[name] = base64.b64encode(path.read_bytes()).decode()
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return read_lines(path) if path.exists() else []
+
+
+def _number(line: Mapping[str, Any]) -> int:
+    number = line.get("iteration")
+    return number if isinstance(number, int) else 0

@@ -1,0 +1,321 @@
+"""The parts of a run folder: rows, files, receipts, and what is kept out of them."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_gigpo.recording.folder import (
+    RunFolder,
+    append_line,
+    read_json,
+    read_lines,
+    write_bytes,
+    write_json,
+    write_lines,
+)
+from rllib_gigpo.recording.pictures import png
+from rllib_gigpo.recording.plain import HIDDEN, jsonable, without_secrets
+from rllib_gigpo.recording.provenance import command, commits, data_of, fingerprint, versions
+from rllib_gigpo.recording.receipt import read_receipt, receipt_of, receipt_text
+from rllib_gigpo.recording.rollout_rows import FIELDS, parquet_of, read_rows, rollouts_of
+from tests.episodes import Step, solo, team
+from tests.recorded import EPISODES, RUN, decode, iteration_of, metrics_line, recorded_rows
+
+
+class TestRows:
+    def test_advantages_stand_beside_what_was_played(self):
+        rows = recorded_rows().rows
+        assert [(r["group"], r["member"], r["step"]) for r in rows] == [
+            (0, 0, 0),
+            (0, 0, 1),
+            (0, 1, 0),
+            (1, 0, 0),
+            (1, 1, 0),
+        ]
+        told = ("step_return", "advantage_episode", "advantage_step", "advantage", "anchor_size")
+        assert [[row[name] for name in told] for row in rows] == [
+            [0.5, 0.5, 0.25, 0.75, 2],
+            [1.0, 0.5, 0.0, 0.5, 1],
+            [0.0, -0.5, -0.25, -0.75, 2],
+            [0.0, 0.0, 0.0, 0.0, 1],
+            [0.0, 0.0, 0.0, 0.0, 1],
+        ]
+
+    def test_a_row_tells_the_step(self):
+        first, second, third, *_ = recorded_rows().rows
+        assert list(first) == list(FIELDS)
+        assert (first["prompt"], first["response"], first["action"]) == ("1 2", "3", "act")
+        assert (first["prompt_tokens"], second["response_tokens"]) == (2, 2)
+        assert (first["observation"], first["anchor_text"]) == ("a", None)
+        assert (second["reward"], second["episode_return"], second["engine_logp"]) == (1.0, 1.0, -2)
+        assert (first["terminated"], second["terminated"], second["truncated"]) == (
+            False,
+            True,
+            False,
+        )
+        assert (first["last_observation"], second["last_observation"]) == (None, "the end")
+        assert (first["valid"], third["valid"], third["format_valid"]) == (True, False, False)
+        assert (third["task_id"], third["task"], third["won"], third["env_seed"]) == (
+            "t0",
+            "Go.",
+            False,
+            6,
+        )
+        assert recorded_rows().rows[3]["won"] is None
+
+    def test_the_first_groups_are_kept(self):
+        assert {row["group"] for row in recorded_rows(max_groups=1).rows} == {0}
+
+    def test_a_module_that_is_not_trained_has_no_advantages(self):
+        iteration = iteration_of(EPISODES)
+        rows = rollouts_of(replace(iteration, advantages={}), decode, None).rows
+        assert {row["advantage"] for row in rows} == {None}
+        assert {row["step_return"] for row in rows} == {None}
+
+    def test_turns_of_a_team_are_those_of_the_environment(self):
+        episode = team(
+            0, 0, Step("x", agent="a"), Step("y", agent="b"), Step("z", 1.0, agent="a"), env_seed=1
+        )
+        rows = rollouts_of(iteration_of([episode]), decode, None).rows
+        assert [(r["agent"], r["step"], r["turn"]) for r in rows] == [
+            ("a", 0, 0),
+            ("a", 1, 2),
+            ("b", 0, 1),
+        ]
+
+    def test_a_picture_is_kept_once_and_can_be_read(self):
+        picture = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+        episode = solo(0, 0, Step("k"), Step("k"), env_seed=1)
+        for step in (0, 1):
+            episode.infos[step].update(observation=picture, anchor=b"digest")
+        rollouts = rollouts_of(iteration_of([episode]), decode, None)
+        (digest,) = rollouts.pictures
+        assert [row["picture"] for row in rollouts.rows] == [digest, digest]
+        assert [row["observation"] for row in rollouts.rows] == [None, None]
+
+    @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 255))
+    def test_png_is_read_back(self, height, width, start):
+        import io
+
+        values = (start + 7 * np.arange(height * width * 3)) % 256
+        picture = values.astype(np.uint8).reshape(height, width, 3)
+        read = matplotlib.image.imread(io.BytesIO(png(picture)), format="png")
+        np.testing.assert_array_equal(np.round(255 * read).astype(np.uint8), picture)
+
+    def test_parquet_holds_the_rows_and_the_token_ids(self, tmp_path):
+        rollouts = recorded_rows()
+        write_bytes(tmp_path / "rows.parquet", parquet_of(rollouts))
+        back = read_rows(tmp_path / "rows.parquet")
+        assert [row["response_ids"] for row in back] == [[3], [4, 5], [3], [3], [3]]
+        assert [row["prompt_ids"] for row in back] == [[1, 2]] * 5
+        assert [{name: row[name] for name in FIELDS} for row in back] == rollouts.rows
+
+    def test_half_a_character_survives(self, tmp_path):
+        rollouts = rollouts_of(iteration_of(EPISODES), lambda ids: "\ud800<\n", None)
+        write_lines(tmp_path / "rows.jsonl", rollouts.rows)
+        assert read_lines(tmp_path / "rows.jsonl")[0]["prompt"] == "\ud800<\n"
+        write_bytes(tmp_path / "rows.parquet", parquet_of(rollouts))
+        assert read_rows(tmp_path / "rows.parquet")[0]["prompt"] == "?<\n"
+
+
+class TestFolder:
+    def test_a_write_that_fails_keeps_the_old_file(self, tmp_path, monkeypatch):
+        path = tmp_path / "run.json"
+        write_json(path, {"a": 1})
+
+        def full(fd):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_json(path, {"a": 2})
+        assert read_json(path) == {"a": 1}
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_line_that_was_cut_off_is_left_out(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        append_line(path, {"iteration": 1})
+        append_line(path, {"iteration": 2})
+        path.write_bytes(path.read_bytes()[:-3])
+        assert read_lines(path) == [{"iteration": 1}]
+
+    @pytest.mark.parametrize("line", ["{", "[1]", '{"a": NaN}'])
+    def test_a_damaged_line_is_named(self, line, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text(f'{{"iteration": 1}}\n{line}\n')
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
+            read_lines(path)
+
+    def test_going_back_lays_later_iterations_aside(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        for number in (1, 2, 3):
+            append_line(folder.metrics, {"iteration": number})
+            write_lines(folder.rollout_file(number), [])
+        append_line(folder.evaluations, {"iteration": 3})
+        folder.cut(1)
+        assert read_lines(folder.metrics) == [{"iteration": 1}]
+        assert read_lines(folder.evaluations) == []
+        assert folder.recorded_iterations() == [1]
+        aside = tmp_path / "superseded" / "1"
+        assert read_lines(aside / "metrics.jsonl") == [{"iteration": 2}, {"iteration": 3}]
+        assert sorted(path.name for path in aside.glob("0*")) == ["000002.jsonl", "000003.jsonl"]
+        folder.cut(1)
+        assert [path.name for path in (tmp_path / "superseded").iterdir()] == ["1"]
+
+    def test_clearing_leaves_other_files_alone(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        write_json(folder.run, {})
+        write_lines(folder.rollout_file(1), [])
+        (tmp_path / "mine.txt").write_text("kept")
+        folder.clear()
+        assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@dataclass
+class Settings:
+    name: str
+    score: float
+
+
+class TestPlain:
+    def test_turns_settings_into_json(self):
+        value = {
+            "number": np.float64(0.5),
+            "nothing": math.nan,
+            "pair": (1, 2),
+            "set": {"b", "a"},
+            "path": Path("a/b"),
+            "class": RunFolder,
+            "settings": Settings("x", math.inf),
+            3: np.array([1, 2]),
+        }
+        assert jsonable(value) == {
+            "number": 0.5,
+            "nothing": None,
+            "pair": [1, 2],
+            "set": ["a", "b"],
+            "path": "a/b",
+            "class": "rllib_gigpo.recording.folder:RunFolder",
+            "settings": {"type": "Settings", "name": "x", "score": None},
+            "3": [1, 2],
+        }
+
+    def test_an_object_has_no_address(self):
+        assert jsonable(object()) == "<object object>"
+
+    @pytest.mark.parametrize(
+        "name", ["api_key", "OPENAI_API_KEY", "password", "hf_token", "client-secret", "auth.token"]
+    )
+    def test_telling_names_are_hidden(self, name):
+        assert without_secrets({"a": [{name: "x1"}]}) == {"a": [{name: HIDDEN}]}
+
+    @pytest.mark.parametrize(
+        "name", ["max_prompt_tokens", "tokenizer", "stop_token_ids", "monkey", "gae_level"]
+    )
+    def test_other_names_are_not(self, name):
+        assert without_secrets({name: "token"}) == {name: "token"}
+        assert without_secrets({"api_key": None, "token": 5}) == {"api_key": None, "token": 5}
+
+    @pytest.mark.parametrize(
+        ("text", "left"),
+        [
+            ("use hf_ABCDEFGHIJKLMNOPqrst now", "use *** now"),
+            ("https://ann:pass@host/v1", "https://***@host/v1"),
+            ("Authorization: Bearer abcdefgh123", "Authorization: Bearer ***"),
+            ("python t.py --api-key abc --seed 3", "python t.py --api-key *** --seed 3"),
+            ("python t.py --api-key=abc", "python t.py --api-key=***"),
+            ("WANDB_API_KEY=abc python t.py", "WANDB_API_KEY=*** python t.py"),
+            ("python t.py --max-prompt-tokens 64", "python t.py --max-prompt-tokens 64"),
+            ("sk-proj-abcdefghijklmnop", "***"),
+        ],
+    )
+    def test_telling_texts_are_hidden(self, text, left):
+        assert without_secrets([text]) == [left]
+
+    def test_what_the_environment_keeps_secret_is_hidden_everywhere(self, monkeypatch):
+        monkeypatch.setenv("MY_SERVICE_TOKEN", "plain-words-9")
+        monkeypatch.setenv("KEY_FILE_TOKEN", "/etc/keys/token")
+        assert without_secrets({"url": "http://h?k=plain-words-9"}) == {"url": "http://h?k=***"}
+        assert without_secrets("/etc/keys/token") == "/etc/keys/token"
+
+
+class TestProvenance:
+    def test_content_and_names_change_the_fingerprint(self, tmp_path):
+        folder = tmp_path / "games"
+        folder.mkdir()
+        (folder / "a.txt").write_text("one")
+        first = fingerprint(folder)
+        assert (first["files"], first["bytes"]) == (1, 3)
+        (folder / "a.txt").write_text("two")
+        second = fingerprint(folder)
+        (folder / "a.txt").rename(folder / "b.txt")
+        assert len({first["sha256"], second["sha256"], fingerprint(folder)["sha256"]}) == 3
+
+    def test_settings_name_the_data(self, tmp_path):
+        (tmp_path / "games").mkdir()
+        (tmp_path / "model").mkdir()
+        config = {"split": "train", "paths": [str(tmp_path / "games"), str(tmp_path / "none")]}
+        found = data_of(config, str(tmp_path / "model"))
+        assert [data["path"] for data in found] == [
+            str(tmp_path / "games"),
+            str(tmp_path / "model"),
+        ]
+        assert data_of({}, "tiny") == []
+
+    def test_versions_and_commits(self):
+        found = versions()
+        assert found["numpy"] == np.__version__
+        assert set(commits()) <= {"package", "working_folder"}
+
+    def test_a_worker_of_ray_has_no_command(self, monkeypatch):
+        import sys
+        import types
+
+        main = types.ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        main.__file__ = "/x/ray/_private/workers/default_worker.py"
+        assert command() is None
+        main.__file__ = str(Path.cwd() / "train.py")
+        monkeypatch.setattr(sys, "argv", ["train.py", "--name", "two words"])
+        assert command() == "python train.py --name 'two words'"
+        main.__spec__ = types.SimpleNamespace(name="package.tool.__main__")
+        assert command() == "python -m package.tool --name 'two words'"
+
+
+class TestReceipt:
+    def test_adds_up_what_the_run_cost(self):
+        # Two hours in all: each hour half rollout, a quarter update, and a quarter of neither;
+        # "learn" spans other phases and is not counted. 4.0 an hour.
+        receipt = receipt_of(RUN, [metrics_line(1), metrics_line(2)])
+        assert receipt["cost"] == {
+            "hours": {"rollout": 1.0, "update": 0.5, "other": 0.5},
+            "hours_total": 2.0,
+            "tokens": {"prompt": 20, "response": 12},
+            "env_steps": 10,
+            "episodes": 8,
+            "price_per_hour": 4.0,
+            "price": 8.0,
+        }
+        assert receipt["result"]["success_rate"] == 0.5
+        assert receipt["run"]["iterations"] == 2
+        assert receipt["repeat"] == "python train.py"
+
+    def test_tells_it_in_words(self):
+        text = receipt_text(receipt_of(RUN, [metrics_line(1)]))
+        for part in ("seed: root 3", "omega = `0.5`", "    python train.py", "price: 4.00 at 4.0"):
+            assert part in text
+
+    def test_a_run_that_has_just_begun_has_one(self, tmp_path):
+        write_json(RunFolder(tmp_path).run, {"run_id": "x"})
+        receipt = read_receipt(tmp_path)
+        assert receipt["cost"]["hours_total"] == 0
+        assert receipt["cost"]["price"] is None
+        assert "no command is known" in receipt_text(receipt)
+        json.dumps(receipt, allow_nan=False)
