@@ -122,6 +122,7 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         self._level, self._task_id = self._open(number, is_drawn=number == drawn)
         self._solver: Solver | None = None
         self._plan: list[str] = []
+        self._is_given_up = False
         self._base = level_codes(self._level)
         self._steps_of = self._level.steps
         self._boxes = set(self._level.boxes)
@@ -155,19 +156,21 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
     def expert_action(self) -> str:
         """Return the first move of a shortest solution from here.
 
-        Where there is none, or the search gives up after 50,000 states, it is the first move there
-        is: nothing better is known.
+        Where there is none, or the search gives up after 50,000 states, it is "up" from then on:
+        nothing better is known.
 
         Raises:
             RuntimeError: No episode is running.
         """
         self._require_episode("expert_action")
-        if not self._plan:
+        if not self._plan and not self._is_given_up:
             if self._solver is None:
                 self._solver = Solver(self._level)
             found = self._solver.solve(frozenset(self._boxes), self._player)
-            self._plan = found.moves or [self.actions[0]]
-        return self._plan[0]
+            self._plan = found.moves or []
+            # A lost position stays lost, and a search that was too long would be so at every step.
+            self._is_given_up = not self._plan
+        return self.actions[0] if self._is_given_up else self._plan[0]
 
     @property
     def level(self) -> Level:

@@ -13,6 +13,7 @@ _SCRIPTS = sorted(p.name for p in _FOLDER.glob("*.py") if not p.name.startswith(
 
 def test_there_are_examples():
     assert {"alfworld_gigpo.py", "search_gigpo.py", "webshop_gigpo.py"} <= set(_SCRIPTS)
+    assert {"cards_gigpo.py", "sokoban_gigpo.py"} <= set(_SCRIPTS)
 
 
 @pytest.mark.parametrize("script", _SCRIPTS)
@@ -28,6 +29,8 @@ _PAPER = {
     "alfworld_gigpo.py": (16, 8, 50, 2048, 256, "std"),
     "webshop_gigpo.py": (16, 8, 15, 4096, 64, "none"),
     "search_gigpo.py": (256, 5, 4, 4096, 512, "std"),
+    "sokoban_gigpo.py": (32, 8, 15, 1024, 64, "none"),
+    "cards_gigpo.py": (16, 8, 8, 1024, 128, "none"),
 }
 
 
@@ -49,6 +52,33 @@ def test_defaults_are_the_papers_and_all_settings_are_valid(script: str, monkeyp
     assert found == _PAPER[script]
     assert (config.omega, config.gamma, config.lr) == (1.0, 0.95, 1e-6)
     module.demo_config(module.parser.parse_args(["--smoke"])).validate()
+
+
+# Groups, steps, rows per optimizer step, iterations, interval of evaluations: the authors' scripts.
+_CARDS = {
+    "EZPoints": (16, 8, 128, 100, 5),
+    "NumberLine": (16, 10, 16, 20, 5),
+    "Blackjack": (32, 15, 32, 200, 10),
+}
+
+
+@pytest.mark.parametrize("game", [*_CARDS, "Points24"])
+def test_every_game_of_cards_has_its_settings(game: str, monkeypatch):
+    monkeypatch.syspath_prepend(_FOLDER)
+    module = importlib.import_module("cards_gigpo")
+    args = module.parse(["--game", game])
+    config = module.paper_config(args)
+    config.validate()
+    found = (
+        config.num_groups,
+        config.env_config["horizon"],
+        config.minibatch_size,
+        args.stop_iters,
+        args.evaluation_interval,
+    )
+    assert found == _CARDS.get(game, (16, 22, 128, 100, 5))
+    assert args.env == config.env == game
+    module.demo_config(module.parse(["--game", game, "--smoke"])).validate()
 
 
 @pytest.mark.examples

@@ -66,3 +66,18 @@ def test_without_real_data_what_ships_is_measured(tmp_path, monkeypatch):
         assert benchmark.real_configs(tmp_path, scratch) == {}
     assert os.environ["RLLIB_GIGPO_CACHE"] == "before"
     assert not scratch.exists()
+
+
+def test_further_constructor_arguments_are_passed_on(monkeypatch, capsys):
+    measured = {}
+
+    def measure(work, name, config):
+        measured[name] = config
+        return benchmark.Figures(1.0, None, 1.0, 1.0, 1.0, None)
+
+    monkeypatch.setattr(benchmark, "in_a_process", measure)
+    arguments = ["environments", "Sokoban", "--env-config", '{"view": "rgb"}']
+    monkeypatch.setattr("sys.argv", arguments)
+    benchmark.main()
+    assert measured == {"Sokoban": {"view": "rgb"}}
+    assert "Sokoban" in capsys.readouterr().out

@@ -96,6 +96,38 @@ def test_local_view_gives_different_states_the_same_observation(corner_layout, v
     assert len(set(observation_of.values())) == distinct
 
 
+def states_by_observation(env):
+    """From each local view to the (distance, directions) of what is sought, over all states."""
+    found = {}
+    cells = list(itertools.product(range(env.size), repeat=2))
+    for env._has_key, env._agent in itertools.product((False, True), cells):
+        goal = env._door if env._has_key else env._key
+        if env._agent != goal:
+            distance = sum(abs(a - b) for a, b in zip(env._agent, goal, strict=True))
+            state = (distance, frozenset(env._directions(goal)))
+            found.setdefault(env._observation(), []).append(state)
+    return found
+
+
+def test_states_that_look_alike_are_at_different_distances():
+    env = KeyDoor(view="local")
+    for layout in range(0, env.num_layouts, 7):
+        env.reset(options={"layout": layout})
+        views = states_by_observation(env).values()
+        assert any(len({distance for distance, _ in states}) > 1 for states in views)
+
+
+def test_states_that_look_alike_may_have_no_good_move_in_common():
+    env = KeyDoor(size=5, view="local")
+    env.reset(seed=0)
+    env._key, env._door = (3, 1), (0, 4)
+    # Nothing is near (1, 1) and (3, 3): the key is two steps east of one, two north of the other.
+    nothing = "north empty . south empty . east empty . west empty . key away ."
+    states = states_by_observation(env)[nothing]
+    assert (2, frozenset({"east"})) in states
+    assert (2, frozenset({"north"})) in states
+
+
 def test_invalid_action_costs_a_step_and_changes_nothing(corner_layout):
     first, second = play(KeyDoor(horizon=3), corner_layout, ["Go west"])
     assert second[0] == first[0]

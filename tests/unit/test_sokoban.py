@@ -225,6 +225,13 @@ def test_the_solver_gives_up_where_it_is_told():
     env.reset(seed=0)
     env._solver = Solver(env.level, max_states=1)
     assert env.expert_action() == "up"
+    # And it does not search again and again.
+    env._solver = None
+    env.step("down")
+    assert env.expert_action() == "up"
+    assert env._solver is None
+    env.reset(seed=0)
+    assert env.expert_action() == "down"
 
 
 def test_levels_are_read_and_written_in_the_usual_symbols():
