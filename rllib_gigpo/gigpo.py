@@ -141,7 +141,6 @@ class GiGPO(Algorithm):
             with self._timed("wait_for_rollout"):
                 wait([self._ahead.collected])
         with self._timed("sync"):
-            self.weights.wake()
             self._sync_weights()
 
     def _collect(self, iteration: int) -> Collected:

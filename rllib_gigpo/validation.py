@@ -12,6 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.engines.roads import check_road
 from rllib_gigpo.family_checks import check_family
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.losses import Aggregation
@@ -45,6 +46,7 @@ _CHOICES = {
     "dtype": ("float32", "bfloat16"),
     "base_dtype": ("float32", "bfloat16"),
     "engine": ("transformers", "vllm"),
+    "weight_sync": ("auto", "ray", "nccl", "ipc"),
     "on_env_failure": ("raise", "replay", "drop"),
     "on_long_prompt": ("error", "end_episode", "shorten_observation"),
 }
@@ -190,6 +192,7 @@ def _check_unused(config: GiGPOConfig) -> None:
 def _check_engine(config: GiGPOConfig) -> None:
     if config.probe_tolerance is not None:
         _check_range("probe_tolerance", config.probe_tolerance, 0.0, math.inf)
+    check_road(config)
     if config.engine == "transformers":
         for name, default in (
             ("num_engines", 1),

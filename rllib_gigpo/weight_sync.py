@@ -2,7 +2,8 @@
 
 One learner puts its weights, or its adapter where LoRA trains, into Ray's object store once; every
 engine reads them there. Engines are either inside the EnvRunners (transformers) or actors of their
-own, shared by all EnvRunners and by evaluation (vLLM).
+own, shared by all EnvRunners and by evaluation (vLLM). Between GPUs the weights take vLLM's own
+road (`engines.roads`), and the copy in the store is for engines that restart.
 
 The proof has two parts. Checksums: what every engine computes with is, to the bit, what the learner
 sent, whatever the type. A probe: every engine answers a short prompt, and the log-probabilities are
@@ -90,6 +91,7 @@ class WeightSync:
         return {
             "engine_restarts": self.fleet.faults.engine_restarts,
             "retried_requests": self.fleet.faults.retried_requests,
+            "failed_transfers": self.fleet.faults.failed_transfers,
         }
 
     @property
@@ -108,10 +110,31 @@ class WeightSync:
         self._version = version
         if self.fleet is not None:
             for module_id, published in self._published.items():
-                self.fleet.publish(module_id, published)
+                self.fleet.publish(module_id, published, self._sender(module_id))
+            self._wake()
         self.repeat()
         self._check_checksums()
         self._probe(version)
+
+    def _sender(self, module_id: str) -> Any:
+        """Return what brings weights to a policy's engines directly, or None for the store."""
+        road = self.config.weight_road
+        if road == "ray":
+            return None
+        from rllib_gigpo.engines.vllm.native import send_weights
+
+        def send(engines: Sequence[Any], incarnations: Sequence[str]) -> str | None:
+            call = partial(
+                send_weights,
+                road=road,
+                module_id=module_id,
+                engines=list(engines),
+                incarnations=list(incarnations),
+                version=self._version,
+            )
+            return self._first_learner(call)
+
+        return send
 
     def repeat(self) -> None:
         """Give all runners what was sent last, without asking the learner."""
@@ -166,12 +189,13 @@ class WeightSync:
         return [answer for answer in answers if answer is not None]
 
     def sleep(self) -> None:
-        """Free the engines' device memory while the learner works, where they share a GPU."""
+        """Free the engines' device memory until the next `push`, where they share a GPU."""
         if self.fleet is not None and self.config.engine_sleep:
             self.fleet.sleep()
 
-    def wake(self) -> None:
-        """Take the memory back."""
+    def _wake(self) -> None:
+        # After the weights have arrived: they take back their memory by themselves, and the cache
+        # of keys and values must not be in the way of the copies that they arrive in.
         if self.fleet is not None and self.config.engine_sleep:
             self.fleet.wake()
 

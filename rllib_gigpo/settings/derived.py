@@ -12,6 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_gigpo.advantages import Estimator, find_estimator
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.engines.roads import Road, choose_road
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.grouping import AnchorRule
 from rllib_gigpo.models import ModelSpec
@@ -94,11 +95,17 @@ class DerivedSettings(TrainingSettings, ServingSettings, RecordingSettings):
             "num_gpus": self.engine_num_gpus,
             "num_cpus": self.engine_num_cpus,
             "enable_sleep_mode": self.engine_sleep,
+            "weight_transfer": None if self.weight_road == "ray" else self.weight_road,
             "seed": self.root_seed,
         }
         if self.lora is not None:
             settings |= {"enable_lora": True, "max_lora_rank": self.lora.rank}
         return VLLMSettings(**settings | self.engine_options)
+
+    @property
+    def weight_road(self) -> Road:
+        """How weights get into the engines."""
+        return choose_road(self)
 
     @property
     def correction(self) -> RolloutCorrection | None:

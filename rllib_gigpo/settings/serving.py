@@ -44,6 +44,7 @@ class ServingSettings(SettingsBase):
         self.engine_num_cpus = 1.0
         self.engine_sleep = False
         self.engine_options: dict[str, Any] = {}
+        self.weight_sync: Literal["auto", "ray", "nccl", "ipc"] = "auto"
         self.probe_tolerance: float | None = None
 
         # Set by stepping(...).
@@ -127,6 +128,7 @@ class ServingSettings(SettingsBase):
         engine_num_cpus: float = UNSET,
         engine_sleep: bool = UNSET,
         engine_options: Mapping[str, Any] = UNSET,
+        weight_sync: Literal["auto", "ray", "nccl", "ipc"] = UNSET,
         probe_tolerance: float | None = UNSET,
     ) -> Self:
         """Set what generates.
@@ -140,8 +142,11 @@ class ServingSettings(SettingsBase):
             engine_num_cpus: CPUs of one engine; on a CPU also its threads.
             engine_sleep: Free the engines' GPU memory while the learner works (one shared GPU).
             engine_options: Other fields of `VLLMSettings`, such as `gpu_memory_utilization`.
+            weight_sync: How weights get into vLLM engines: by Ray's object store ("ray"), or from
+                GPU to GPU by vLLM's own transfer, between GPUs ("nccl") or inside the one that
+                learner and engine share ("ipc"). "auto" chooses.
             probe_tolerance: Largest mean difference between an engine's and the learner's
-                log-probabilities after a sync; None: 2e-3 in fp32, 1 in bf16; 0: no probe.
+                log-probabilities after a sync; None: 2e-3 in fp32, 0.12 in bf16; 0: no probe.
         """
         return self._take(dict(locals()))
 

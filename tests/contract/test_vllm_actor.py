@@ -17,6 +17,8 @@ import ray
 from tiny_models import build_tiny_folder, forward_logps, tiny_adapter, tiny_model
 
 from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling, generate_batch
+from rllib_gigpo.engines.packing import checksums, pack
+from rllib_gigpo.engines.published import Published
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.remote import Fleet, RemoteVLLMEngine
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
@@ -45,9 +47,7 @@ SETTINGS = VLLMSettings(
 
 
 @pytest.fixture(scope="module")
-def engine(
-    local_ray: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RemoteVLLMEngine]:
+def engine(local_ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteVLLMEngine]:
     folder = build_tiny_folder(tmp_path_factory.mktemp("models") / "llama", "llama", tied=True)
     engine = RemoteVLLMEngine.start({POLICY: folder}, SETTINGS, num_engines=2)
     yield engine
@@ -233,6 +233,40 @@ def test_an_engine_that_died_between_calls_takes_the_next_weights(
     engine.load_weights(POLICY, dict(model.named_parameters()), 8)
     assert engine.version(POLICY) == 8
     assert_served_by(model, batch(engine, requests_of()), version=8)
+
+
+def published(model: Any, version: int) -> Published:
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    return Published("weights", ray.put(pack(weights)), version, checksums(weights))
+
+
+def test_a_copy_of_what_came_directly_is_there_for_engines_that_restart(
+    engine: RemoteVLLMEngine,
+) -> None:
+    model = tiny_model("llama", tied=True, seed=9)
+    parcel = published(model, 9)
+
+    def directly(engines: Sequence[Any], incarnations: Sequence[str]) -> None:
+        assert len(set(incarnations)) == 2
+        ray.get([each.load.remote(parcel, parcel.packed) for each in engines])
+
+    engine.publish(POLICY, parcel, directly)
+    assert engine.all_checksums(POLICY) == [parcel.checksums] * 2
+    kill(engine, 0)
+    assert_served_by(model, batch(engine, requests_of()), version=9)
+    assert engine.checksums(POLICY) == parcel.checksums
+    assert engine.faults.failed_transfers == 0
+
+
+def test_engines_that_missed_a_direct_transfer_start_anew_with_the_copy(
+    engine: RemoteVLLMEngine,
+) -> None:
+    model = tiny_model("llama", tied=True, seed=10)
+    restarts = engine.faults.engine_restarts
+    engine.publish(POLICY, published(model, 10), lambda engines, incarnations: "a cable was cut")
+    assert_served_by(model, batch(engine, requests_of()), version=10)
+    assert engine.faults.failed_transfers == 1
+    assert engine.faults.engine_restarts == restarts + 2
 
 
 def test_an_engine_that_cannot_start_says_why(engine: RemoteVLLMEngine, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import ray
+import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_gigpo import GiGPOConfig, LoRASettings
@@ -93,12 +95,36 @@ def test_an_iteration_survives_the_death_of_a_runner(algorithm):
     assert result["num_groups_dropped"] == 0
 
 
-def test_a_broken_sync_stops_the_run(algorithm, monkeypatch):
-    monkeypatch.setattr(algorithm.weights, "_publish", lambda version: None)
+def test_a_sync_that_reaches_no_engine_stops_the_run(algorithm, monkeypatch):
+    monkeypatch.setattr(algorithm.weights.fleet, "publish", lambda *parcel: None)
+    monkeypatch.setattr(algorithm.weights, "_check_checksums", lambda: None)
     with pytest.raises(RuntimeError, match="serves weight version"):
         algorithm.weights.push(algorithm.num_updates + 1)
     monkeypatch.undo()
     algorithm.weights.push(algorithm.num_updates)
+
+
+def test_old_weights_under_a_new_version_stop_the_run(algorithm, monkeypatch):
+    weights = algorithm.weights
+    old = weights._published[DEFAULT_MODULE_ID]
+    publish = weights.fleet.publish
+
+    def publish_old(module_id, published, send):
+        publish(module_id, replace(published, packed=old.packed), send)
+
+    algorithm.first_learner(_change_the_last_bits)
+    monkeypatch.setattr(weights.fleet, "publish", publish_old)
+    with pytest.raises(RuntimeError, match="computes with other tensors"):
+        weights.push(algorithm.num_updates)
+    monkeypatch.undo()
+    weights.push(algorithm.num_updates)
+
+
+def _change_the_last_bits(learner) -> None:
+    """A step too small for any probe to see."""
+    with torch.no_grad():
+        for parameter in learner.module[DEFAULT_MODULE_ID].parameters():
+            parameter.mul_(1 + 1e-6)
 
 
 def test_a_trial_reserves_its_engines():

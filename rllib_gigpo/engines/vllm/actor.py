@@ -126,6 +126,22 @@ class VLLMEngineActor:
         """See `Engine.checksums`."""
         return await self._in_thread(partial(self._engine.checksums, self._policy_id))
 
+    async def init_transfer(self, info: dict[str, Any]) -> None:
+        """See `VLLMEngine.init_transfer`."""
+        await self._in_thread(partial(self._engine.init_transfer, self._policy_id, info))
+
+    async def start_update(self) -> None:
+        """See `VLLMEngine.start_update`."""
+        await self._in_thread(partial(self._engine.start_update, self._policy_id))
+
+    async def receive(self, info: Any) -> None:
+        """See `VLLMEngine.receive`."""
+        await self._in_thread(partial(self._engine.receive, self._policy_id, info))
+
+    async def finish_update(self, version: int) -> None:
+        """See `VLLMEngine.finish_update`."""
+        await self._in_thread(partial(self._engine.finish_update, self._policy_id, version))
+
     async def sleep(self) -> None:
         """See `Engine.sleep`."""
         await self._in_thread(self._engine.sleep)

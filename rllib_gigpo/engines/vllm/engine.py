@@ -29,6 +29,8 @@ from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.engines.vllm.weights import (
     Shapes,
     adapter_checksums,
+    begin_update,
+    end_update,
     fitting,
     load_into_worker,
     parameter_shapes,
@@ -203,6 +205,35 @@ class VLLMEngine:
         policy = self._policy(policy_id)
         return self._thread.call(partial(self._checksums, policy))
 
+    def init_transfer(self, policy_id: str, info: Mapping[str, Any]) -> None:
+        """Connect a policy to a trainer by vLLM's own transfer (`settings.weight_transfer`).
+
+        Args:
+            policy_id: The policy.
+            info: What vLLM's trainer engine sends.
+        """
+        call = partial(self._transfer, policy_id, "init_weight_transfer_engine", init_info=info)
+        self._thread.call(call)
+
+    def start_update(self, policy_id: str) -> None:
+        """Make a policy ready to receive new weights.
+
+        An engine that sleeps takes back only the memory of the weights.
+
+        Raises:
+            EngineError: While requests run.
+        """
+        self._thread.call(partial(self._start_update, policy_id, self._policy(policy_id)))
+
+    def receive(self, policy_id: str, info: Any) -> None:
+        """Receive what vLLM's trainer engine announces."""
+        self._thread.call(partial(self._transfer, policy_id, "update_weights", update_info=info))
+
+    def finish_update(self, policy_id: str, version: int) -> None:
+        """Put what was received into effect."""
+        policy = self._policy(policy_id)
+        self._thread.call(partial(self._finish_update, policy_id, policy, version))
+
     def version(self, policy_id: str = "default_policy") -> int:
         """Version of the weights now serving the policy; 0 before the first load."""
         return self._policy(policy_id).version
@@ -320,15 +351,35 @@ class VLLMEngine:
     def _load_weights(
         self, policy_id: str, policy: _Policy, tensors: Mapping[str, torch.Tensor], version: int
     ) -> None:
-        self._settle(policy_id, policy)
-        if self._sleeping and self.settings.enable_sleep_mode:
-            policy.llm.wake_up(["weights"])
+        self._make_room(policy_id, policy)
         try:
             policy.llm.collective_rpc(partial(load_into_worker, tensors=tensors))
         except Exception as error:  # the weights may be half old, half new
             raise EngineDiedError(f"loading weights of {policy_id!r} failed: {error}") from error
         policy.adapter = None  # vLLM drops adapters with the base weights that they adapt
         policy.version = version
+
+    def _make_room(self, policy_id: str, policy: _Policy) -> None:
+        self._settle(policy_id, policy)
+        if self._sleeping and self.settings.enable_sleep_mode:
+            policy.llm.wake_up(["weights"])
+
+    def _start_update(self, policy_id: str, policy: _Policy) -> None:
+        self._make_room(policy_id, policy)
+        policy.llm.collective_rpc(begin_update)
+        self._transfer(policy_id, "start_weight_update")
+
+    def _finish_update(self, policy_id: str, policy: _Policy, version: int) -> None:
+        self._transfer(policy_id, "finish_weight_update")
+        policy.llm.collective_rpc(end_update)
+        policy.adapter = None
+        policy.version = version
+
+    def _transfer(self, policy_id: str, method: str, **arguments: Any) -> None:
+        try:
+            self._policy(policy_id).llm.collective_rpc(method, kwargs=arguments)
+        except Exception as error:  # the weights may be half old, half new
+            raise EngineDiedError(f"{method} of {policy_id!r} failed: {error}") from error
 
     def _load_adapter(
         self, policy_id: str, policy: _Policy, adapter: _Adapter, version: int

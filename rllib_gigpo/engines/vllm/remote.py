@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,11 @@ from rllib_gigpo.engines.published import Published
 from rllib_gigpo.engines.vllm.actor import Birth, create_engine, create_vault
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[Sequence[Any], Sequence[str]], str | None]
+"""From engine handles and their incarnations to what went wrong, or None."""
 
 _MAX_RETRIES = 3
 _RESTART_TIMEOUT_S = 600.0
@@ -61,10 +67,12 @@ class Faults:
     Attributes:
         engine_restarts: Deaths of engines that this client noticed.
         retried_requests: Requests sent again after a death.
+        failed_transfers: Weight updates that vLLM's own transfer did not bring to all engines.
     """
 
     engine_restarts: int = 0
     retried_requests: int = 0
+    failed_transfers: int = 0
 
 
 @dataclass(frozen=True)
@@ -226,10 +234,16 @@ class RemoteVLLMEngine:
         packed, sums = ray.put(pack(tensors)), checksums(tensors)
         self.publish(policy_id, Published("adapter", packed, version, sums, dict(config)))
 
-    def publish(self, policy_id: str, published: Published) -> None:
+    def publish(self, policy_id: str, published: Published, send: Send | None = None) -> None:
         """Serve a policy with tensors that lie in Ray's object store already.
 
         Every engine reads the one copy of its machine. Engines that die meanwhile are waited for.
+
+        Args:
+            policy_id: The policy.
+            published: The tensors; engines that start later serve them too.
+            send: Brings the same tensors to the engines on another road. Where it fails, weights
+                may be half old and half new: the engines start anew, with the copy in the store.
 
         Raises:
             EngineError: While requests run, or when names or shapes do not fit the model.
@@ -238,9 +252,15 @@ class RemoteVLLMEngine:
         engines = behind = self._engines(policy_id)
         for _ in range(_MAX_RETRIES + 1):
             before = self._births(engines)
-            self._everywhere(behind, lambda engine: engine.load.remote(published, published.packed))
+            if send is None:
+                self._everywhere(
+                    behind, lambda engine: engine.load.remote(published, published.packed)
+                )
             # From here on an engine that restarts finds the new version by itself.
             ray.get(self.fleet.vault.publish.remote(policy_id, published))
+            if send is not None:
+                self._send(policy_id, send, engines, before)
+                send = None  # whatever it missed comes from the store
             after = self._births(engines)
             behind = [
                 engine
@@ -253,6 +273,22 @@ class RemoteVLLMEngine:
             f"{len(behind)} of {len(engines)} engines of policy {policy_id!r} do not settle on "
             f"weight version {published.version}"
         )
+
+    def _send(
+        self, policy_id: str, send: Send, engines: Sequence[Any], births: Sequence[Birth]
+    ) -> None:
+        problem = send(engines, [birth.incarnation for birth in births])
+        if problem is None:
+            return
+        self.faults.failed_transfers += 1
+        logger.warning(
+            "weights of policy %r did not reach its engines directly (%s): the engines start anew "
+            "with the copy in Ray's object store",
+            policy_id,
+            problem,
+        )
+        for engine in engines:
+            ray.kill(engine, no_restart=False)
 
     def checksums(self, policy_id: str = "default_policy") -> Checksums:
         """Checksums on the policy's first engine; see `Engine.checksums`."""

@@ -32,6 +32,8 @@ class VLLMSettings:
         enable_lora: Accept LoRA adapters.
         max_lora_rank: Largest adapter rank, at most 512.
         enable_sleep_mode: `sleep` gives GPU memory back (one GPU shared with the learner).
+        weight_transfer: vLLM's own road for new weights ("nccl", "ipc"), or None for the object
+            store alone.
         seed: vLLM's own seed; every request carries its own.
     """
 
@@ -48,6 +50,7 @@ class VLLMSettings:
     enable_lora: bool = False
     max_lora_rank: int = 32
     enable_sleep_mode: bool = False
+    weight_transfer: Literal["nccl", "ipc"] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -105,6 +108,8 @@ class VLLMSettings:
                 "max_loras": 1,
                 "max_lora_rank": min(r for r in _LORA_SLOTS if r >= self.max_lora_rank),
             }
+        if self.weight_transfer is not None:
+            args["weight_transfer_config"] = {"backend": self.weight_transfer}
         if on_cpu:
             # vLLM's CPU runner dies when it splits the prompt of a request with a seed over two
             # steps ("CPU Generator does not use offset"), so a step must hold a whole prompt.

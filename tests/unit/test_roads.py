@@ -1,0 +1,90 @@
+"""Which road weights take, and which roads are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rllib_gigpo import GiGPOConfig, LoRASettings
+from rllib_gigpo.gigpo import GiGPO
+
+
+def config_of(learner_gpus: float = 0, engine_gpus: float = 0, **engines: Any) -> GiGPOConfig:
+    return (
+        GiGPOConfig()
+        .environment("KeyDoor")
+        .llm(model="tiny", max_prompt_tokens=64, max_response_tokens=8)
+        .learners(num_gpus_per_learner=learner_gpus)
+        .engines(**{"engine": "vllm", "engine_num_gpus": engine_gpus, **engines})
+    )
+
+
+@pytest.mark.parametrize(
+    ("learner_gpus", "engine_gpus", "road"),
+    [
+        (0, 0, "ray"),
+        (1, 0, "ray"),
+        (0, 1, "ray"),
+        (0.5, 0.5, "ipc"),
+        (1, 1, "nccl"),
+        (1, 0.5, "nccl"),
+        (0.5, 2, "nccl"),
+    ],
+)
+def test_auto_takes_the_road_that_the_gpus_allow(learner_gpus, engine_gpus, road):
+    config = config_of(learner_gpus, engine_gpus)
+    config.validate()
+    assert config.weight_road == road
+    assert config.vllm_settings.weight_transfer == (None if road == "ray" else road)
+
+
+def test_adapters_in_process_engines_and_several_learners_on_one_gpu_take_the_store():
+    assert config_of(1, 1).llm(lora=LoRASettings(rank=4, alpha=8)).weight_road == "ray"
+    assert config_of(1, 0, engine="transformers").weight_road == "ray"
+    assert config_of(0.3, 0.3).learners(num_learners=2).weight_road == "ray"
+
+
+@pytest.mark.parametrize("road", ["ray", "nccl", "ipc"])
+def test_a_road_that_is_asked_for_is_taken(road):
+    gpus = 0.5 if road == "ipc" else 1
+    config = config_of(gpus, gpus, weight_sync=road)
+    config.validate()
+    assert config.weight_road == road
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (config_of(1, 1, weight_sync="rdma"), "expected one of 'auto', 'ray', 'nccl', 'ipc'"),
+        (config_of(1, 0, engine="transformers", weight_sync="nccl"), "set engine='vllm'"),
+        (config_of(1, 0, weight_sync="nccl"), "engine_num_gpus=0"),
+        (config_of(0, 1, weight_sync="ipc"), "num_gpus_per_learner=0"),
+        (config_of(0.5, 0.5, weight_sync="nccl"), "cannot share a GPU"),
+        (config_of(1, 0.5, weight_sync="ipc"), "only processes on one GPU"),
+        (
+            config_of(0.3, 0.3, weight_sync="ipc").learners(num_learners=2),
+            "num_learners=2: one learner",
+        ),
+        (
+            config_of(1, 1, weight_sync="nccl").llm(lora=LoRASettings(rank=4, alpha=8)),
+            "adapters are small",
+        ),
+    ],
+)
+def test_a_road_that_leads_nowhere_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+def test_placement_of_one_shared_gpu_and_of_separate_ones():
+    """The main process (with its local learner) and one bundle per engine."""
+    shared = config_of(0.5, 0.5, engine_sleep=True)
+    bundles = GiGPO.default_resource_request(shared.to_dict()).bundles
+    assert bundles == [{"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 0.5}]
+    options = {"tensor_parallel_size": 2}
+    separate = config_of(1, 2, num_engines=2, engine_options=options).learners(num_learners=2)
+    bundles = GiGPO.default_resource_request(separate.to_dict()).bundles
+    assert sum(bundle.get("GPU", 0) for bundle in bundles) == 2 * 1 + 2 * 2
+    assert bundles[-2:] == [{"CPU": 1.0, "GPU": 2.0}] * 2
+    assert separate.vllm_settings.weight_transfer == "nccl"
