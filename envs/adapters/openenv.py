@@ -28,7 +28,8 @@ class OpenEnv(AdapterEnv):
     - All others: one tool, `step`, whose arguments are the action's fields. The fields alone as
       JSON, fenced or not, do as well, and any text where the one required field is a text.
 
-    What fits no schema never reaches the server and is flagged, as is what the server refuses; the
+    `<answer>text</answer>` ends the episode without a word to the server, with reward 0. What
+    fits no schema never reaches the server and is flagged, as is what the server refuses; the
     observation tells why. The observation is the text of the server's one, without the fields in
     `hide`: none may count steps. The anchor is the observation and never OpenEnv's `State`, which
     holds an episode id and a step count.
@@ -97,6 +98,9 @@ class OpenEnv(AdapterEnv):
         return self._turn(answer)
 
     def _act(self, action: str) -> Turn:
+        if isinstance(parse_action(action), str):
+            facts = {**self._told_now(False, 0.0), "is_action_valid": True}
+            return Turn(self._seen, terminated=True, info=facts)
         data, wrong = self._parse(action)
         if data is None:
             return self._refused(wrong)
@@ -152,8 +156,8 @@ class OpenEnv(AdapterEnv):
 
     def _turn(self, answer: Mapping[str, Any]) -> Turn:
         reward, done = float(answer.get("reward") or 0.0), bool(answer.get("done"))
-        text = observation_text(answer["observation"], self.hide)
-        return Turn(text, reward, done, info=self._told_now(done, reward))
+        self._seen = observation_text(answer["observation"], self.hide)
+        return Turn(self._seen, reward, done, info=self._told_now(done, reward))
 
     def _refused(self, why: str) -> Turn:
         return Turn(why, info={**self._told_now(False, 0.0), "is_action_valid": False})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from typing import IO, Any
 
 from envs.adapters.base import AdapterEnv, Turn
 from envs.appworld.leases import lease
-from envs.appworld.server import Server
+from envs.appworld.server import AppWorldError, Server
 
 SUCCESS_REWARD = 10.0
 SHIPPED_TASKS = tuple(f"shipped_{number}" for number in range(16))
@@ -137,17 +138,17 @@ class AppWorld(AdapterEnv):
     def _release(self) -> None:
         if self._running is None:
             return
-        try:
-            self._end_task()
-        finally:
-            self._running.close()
-            self._running = None
-            if self._lock is not None:
-                self._lock.close()
-                self._lock = None
-            if self.world == "appworld" and self._root().is_dir():
-                outputs = self._root() / "experiments" / "outputs" / self._experiment
-                shutil.rmtree(outputs, ignore_errors=True)
+        if self._lock is not None:
+            # A server that is gone by now has nothing left to end.
+            with contextlib.suppress(AppWorldError):
+                self._end_task()
+            self._lock.close()
+            self._lock = None
+        self._running.close()
+        self._running = self._open_task = None
+        if self.world == "appworld":
+            outputs = self._root() / "experiments" / "outputs" / self._experiment
+            shutil.rmtree(outputs, ignore_errors=True)
 
     def _server(self) -> Server:
         if self._running is None:

@@ -134,7 +134,9 @@ class Server:
                 return json.load(answer)["output"]
         except urllib.error.HTTPError as error:
             told = error.read().decode(errors="replace")[:_TAIL_CHARS]
-            raise AppWorldError(f"AppWorld's server refuses {what}: {error} {told}") from error
+            # A server of our own says in its output what it hides from its clients.
+            own = f"; its last words: {self._last_words()}" if self._process is not None else ""
+            raise AppWorldError(f"AppWorld's server refuses {what}: {error} {told}{own}") from error
         except OSError as error:
             if self._process is not None and self._process.poll() is not None:
                 raise AppWorldError(self._ended()) from error
@@ -145,12 +147,13 @@ class Server:
 
     def _ended(self) -> str:
         assert self._process is not None
+        status = self._process.returncode
+        return f"AppWorld's server ended with exit status {status}: {self._last_words()}"
+
+    def _last_words(self) -> str:
         self._errors.seek(0)
         told = self._errors.read().decode(errors="replace").strip()[-_TAIL_CHARS:]
-        return (
-            f"AppWorld's server ended with exit status {self._process.returncode}: "
-            f"{told or 'it said nothing'}"
-        )
+        return told or "it said nothing"
 
 
 def _stop(process: subprocess.Popen | None, errors: Any) -> None:

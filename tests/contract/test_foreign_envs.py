@@ -1,4 +1,4 @@
-"""Adapted environments of other projects keep the contract, each against a world that is really there.
+"""Adapted environments of other projects keep the contract, each against a world that is there.
 
 Servers and games are real ones: processes that speak MCP, a WebSocket server of OpenEnv's messages,
 games that TextWorld compiles.
@@ -55,7 +55,7 @@ ONE_TASK = {"CliffWalking"}
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory) -> Iterator[Callable[[str], str]]:
+def places() -> Iterator[Callable[[str], str]]:
     """From a name in braces to an address; what it names starts when it is first asked for."""
     started: dict[str, tuple[str, Callable[[], Any]]] = {}
 
@@ -63,10 +63,10 @@ def places(tmp_path_factory) -> Iterator[Callable[[str], str]]:
         if name == "games":
             from tests.textworld_games import two_games
 
-            return str(two_games(tmp_path_factory.mktemp("games"))), lambda: None
+            return str(two_games()), lambda: None
         if name == "mcp":
             server = mcp_dial_server.over_http()
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
 
             def stop() -> None:
                 server.shutdown()
