@@ -91,7 +91,7 @@ class RunRecorder(RLlibCallback):
         if self._run is not None:
             return
         config = self._algorithm.config
-        run_id = self._algorithm.trial_id if _has_trial(self._algorithm) else uuid.uuid4().hex[:12]
+        run_id = _new_id(self._algorithm)
         if self.folder.run.exists():
             found = read_json(self.folder.run)
             self._check_same(found, iteration)
@@ -101,7 +101,7 @@ class RunRecorder(RLlibCallback):
             described = describe_run(config, run_id)
             run = {**described, **{name: found[name] for name in kept if name in found}}
         else:
-            run = describe_run(config, str(run_id))
+            run = describe_run(config, run_id)
         run["starts"] = [*run["starts"], start_of(config, iteration)]
         self._run = run
         if self.folder.metrics.exists():
@@ -161,10 +161,11 @@ class RunRecorder(RLlibCallback):
             self._safely(append_line, self.folder.evaluations, line)
 
     def _write_soon(self, iteration: Iteration) -> None:
-        self._wait()
+        self.flush()
         self._writing = self._thread.submit(self._safely, self._write_rollouts, iteration)
 
-    def _wait(self) -> None:
+    def flush(self) -> None:
+        """Wait until the rollouts of the last iteration are written."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
@@ -194,7 +195,7 @@ class RunRecorder(RLlibCallback):
 
     def close(self) -> None:
         """Finish what is being written, and the receipt."""
-        self._wait()
+        self.flush()
         self._thread.shutdown()
         if self._run is not None:
             self._write_receipt()
@@ -227,6 +228,14 @@ def run_path(algorithm: GiGPO) -> Path:
     if storage is not None and storage.storage_filesystem.type_name == "local":
         return Path(storage.trial_fs_path)
     return Path(str(algorithm.logdir))
+
+
+def _new_id(algorithm: GiGPO) -> str:
+    """Return a run's id: under Tune always the same for a trial, which may move between nodes."""
+    if not _has_trial(algorithm):
+        return uuid.uuid4().hex[:12]
+    path = Path(algorithm._storage.trial_fs_path)  # pyright: ignore[reportOptionalMemberAccess]
+    return uuid.uuid5(uuid.NAMESPACE_URL, f"{path.parent.name}/{path.name}").hex[:12]
 
 
 def _has_trial(algorithm: GiGPO) -> bool:
