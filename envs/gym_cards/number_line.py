@@ -38,7 +38,7 @@ class NumberLine(CardGame):
 
     @classmethod
     def words(cls) -> list[str]:
-        """Return every word of the text view and every action."""
+        """Return every word of the text view, with numbers up to 9, and every action."""
         return ["Target:", "Current:", *map(str, range(10)), *cls.actions]
 
     def expert_action(self) -> str:

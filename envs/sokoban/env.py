@@ -114,12 +114,15 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         """Start an episode; `options={"level": n}` chooses level n in [0, `num_levels`) of files.
 
         Raises:
-            ValueError: The level does not exist, or is of another size than the pictures.
+            ValueError: The level does not exist, or is of another size than the pictures; or there
+                is no room of the wanted kind.
         """
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(self.num_levels or 2**62))
-        number = (options or {}).get("level", drawn)
-        self._level, self._task_id = self._open(number, is_drawn=number == drawn)
+        chosen = (options or {}).get("level")
+        if self._levels is None and chosen is not None:
+            raise ValueError("options={'level': ...} needs levels from files, see levels=...")
+        self._level, self._task_id = self._open(drawn if chosen is None else chosen)
         self._solver: Solver | None = None
         self._plan: list[str] = []
         self._is_given_up = False
@@ -181,10 +184,8 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
     def _won(self) -> bool:
         return self._on_target == len(self._boxes)
 
-    def _open(self, number: int, *, is_drawn: bool) -> tuple[Level, str]:
+    def _open(self, number: int) -> tuple[Level, str]:
         if self._levels is None:
-            if not is_drawn:
-                raise ValueError("options={'level': ...} needs levels from files, see levels=...")
             depth = min(self.search_depth, self.horizon)
             level = generate_level(number, *self.size, self.num_boxes, depth)
             digest = blake2b(format_level(level).encode(), digest_size=8).hexdigest()

@@ -59,6 +59,8 @@ def parse_level(rows: Sequence[str]) -> Level:
         raise ValueError(
             f"{len(boxes)} boxes and {len(targets)} targets, expected as many, at least one"
         )
+    if boxes == targets:
+        raise ValueError("every box stands on a target already, expected something to do")
     if any(cell % width in (0, width - 1) or cell // width in (0, height - 1) for cell in floor):
         raise ValueError("a cell at the border is open, expected walls all round")
     (player,) = players

@@ -256,6 +256,7 @@ def test_levels_are_read_and_written_in_the_usual_symbols():
         (["#####", "#@  #", "#####"], "0 boxes and 0 targets"),
         (["#####", "#@$.", "## ##"], "border is open"),
         (["#####", "#@$.x", "#####"], "unknown symbol 'x'"),
+        (["#####", "#@ *#", "#####"], "every box stands on a target already"),
         ([], "0 players"),
     ],
 )

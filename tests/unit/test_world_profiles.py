@@ -7,6 +7,7 @@ import json
 import pytest
 
 from envs.catalog import ENVIRONMENTS, make
+from rllib_gigpo.agent.parsing import Action
 from rllib_gigpo.agent.profiles import gym_cards, sokoban
 from rllib_gigpo.agent.prompt import PromptContext
 
@@ -42,12 +43,12 @@ def shown(profile, observation, info, history="", length=0):
     ],
 )
 def test_sokoban_reads_a_direction(response, expected):
-    assert sokoban.profile().read(response) == expected
+    assert sokoban.profile().read(response) == Action(*expected)
 
 
 def test_sokoban_without_a_thought_for_small_models():
-    assert sokoban.short_profile().read("<action> right </action>") == ("right", True)
-    assert sokoban.short_profile().read("right") == ("", False)
+    assert sokoban.short_profile().read("<action> right </action>") == Action("right", True)
+    assert sokoban.short_profile().read("right") == Action("", False)
 
 
 def test_sokobans_prompt_shows_the_rules_the_past_and_the_room():
@@ -85,7 +86,7 @@ def test_sokobans_prompt_shows_the_rules_the_past_and_the_room():
     ],
 )
 def test_cards_read_the_one_action_after_its_key(game, response, expected):
-    assert gym_cards.PROFILES[game]().read(response) == expected
+    assert gym_cards.PROFILES[game]().read(response) == Action(*expected)
 
 
 @pytest.mark.parametrize("name", CARD_GAMES)
@@ -94,9 +95,9 @@ def test_the_answer_that_is_asked_for_is_json_and_is_read(name):
     for action in make(name).actions:
         response = profile.respond.format(action=action)
         assert json.loads(response)["action"] == action
-        assert profile.read(response) == (action, True)
+        assert profile.read(response) == Action(action, True)
         short = gym_cards.short_profile()
-        assert short.read(short.respond.format(action=action)) == (action, True)
+        assert short.read(short.respond.format(action=action)) == Action(action, True)
 
 
 @pytest.mark.parametrize("name", CARD_GAMES)

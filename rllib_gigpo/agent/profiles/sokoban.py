@@ -47,8 +47,8 @@ class DirectionParser:
         action = self.parser(response)
         for direction in _DIRECTIONS:
             if direction in action.text:
-                return Action(direction, action.is_valid)
-        return Action(action.text, False)
+                return action._replace(text=direction)
+        return action._replace(is_valid=False)
 
 
 def profile() -> AgentProfile:
