@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from ray.rllib.policy.sample_batch import SampleBatch
 
-from rllib_gigpo.engines.packing import unpack
-from rllib_gigpo.rows import RowData, complete_batch
+from tests.learner_pairs import Pair
 from tests.ray_runs import weights_of
-from tests.tiny_runs import build_learner, parameters, random_rows, tiny_config, update
+from tests.tiny_runs import build_learner, parameters, random_rows, update
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 
@@ -20,61 +18,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 BASE = {"kl_coeff": 0.5, "lr": 0.1}
 
 
-class Pair:
-    """Two learner processes of one algorithm.
-
-    Settings are read at every update, so that all cases can share the processes.
-    """
-
-    def __init__(self):
-        self.config = tiny_config(**BASE, num_minibatches=2, invalid_action_penalty=0.1)
-        self.algorithm = self.config.copy().learners(num_learners=2).build_algo()
-        self.group = self.algorithm.learner_group
-        self.start = self.group.get_state()
-
-    def begin(self, **settings: Any) -> None:
-        """Back to the initial weights, with other settings."""
-        self.config = tiny_config(**{**BASE, **settings}).learners(num_learners=2)
-        config = self.config
-
-        def take(learner: Any) -> None:
-            learner.config = config
-            for optimizer in learner._named_optimizers.values():
-                optimizer.state.clear()
-
-        self.each(take)
-        self.group.set_state(self.start)
-
-    def each(self, call) -> list[Any]:
-        """What both learners answer."""
-        return [answer.get() for answer in self.group.foreach_learner(call)]
-
-    def update(self, batch: SampleBatch, iteration: int) -> list[dict[str, float]]:
-        """One update; what each learner reports of the policy."""
-        rows = complete_batch(batch.copy())
-        everything = MultiAgentBatch({DEFAULT_MODULE_ID: rows}, env_steps=len(rows))
-        results = self.group.update(
-            training_data=RowData(everything, self.config.minibatch_plan),
-            timesteps={"num_env_steps_sampled_lifetime": 0},
-            iteration=iteration,
-        )
-        reports = [
-            {n: float(s.peek()) for n, s in r[DEFAULT_MODULE_ID].items() if "throughput" not in n}
-            for r in results
-        ]
-        logger = MetricsLogger(root=True)
-        logger.aggregate(results)
-        self.together = logger.peek(DEFAULT_MODULE_ID)
-        return reports
-
-    def weights(self) -> list[dict[str, torch.Tensor]]:
-        found = self.each(lambda learner: learner.packed_weights())
-        return [unpack(packed[DEFAULT_MODULE_ID]) for packed in found]
-
-
 @pytest.fixture(scope="module")
 def pair(local_ray):
-    pair = Pair()
+    pair = Pair(BASE, num_minibatches=2, invalid_action_penalty=0.1)
     yield pair
     pair.algorithm.stop()
 
