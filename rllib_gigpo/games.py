@@ -16,7 +16,7 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_gigpo.observations import is_picture
+from rllib_gigpo.observations import EXPECTED, is_observation
 
 SOLO_AGENT = "agent"
 
@@ -154,11 +154,11 @@ class Game:
 
     def _check_observations(self, observations: Mapping[Any, Any]) -> None:
         for agent, observation in observations.items():
-            if not isinstance(observation, str) and not is_picture(observation):
+            if not is_observation(observation):
                 raise TypeError(
                     f"environment {self.name!r} observed a {type(observation).__name__} for "
-                    f"{agent!r}: expected a string (wrap the environment to render its state) or a "
-                    "picture (uint8 array [height, width, 3])"
+                    f"{agent!r}: expected {EXPECTED}; name a gymnasium id as "
+                    "'gym:<id>', or wrap the environment to render its state"
                 )
 
 

@@ -213,6 +213,8 @@ def _scheme_spec(name: str) -> LLMEnvSpec | None:
     spec = _plugins().get(f"{scheme}:") if colon else None
     if spec is None:
         return None
+    if not target:
+        raise ValueError(f"environment {name!r} names nothing after the colon, as gym:Taxi-v3 does")
     return replace(spec, name=name, defaults={**spec.defaults, "target": target})
 
 

@@ -30,6 +30,7 @@ from rllib_gigpo.encoding import PromptEncoder, PromptTooLongError
 from rllib_gigpo.games import Game
 from rllib_gigpo.scripted import play_episode
 from tests.fakes import ByteTokenizer, Countdown
+from tests.stage import Stage, task
 
 # Key events --------------------------------------------------------------------------------------
 
@@ -250,19 +251,19 @@ def test_no_prompt_is_over_its_limit(limit, events, notes, observation, on_long_
     for note in notes:
         memory.add("seen", "done", {"note": note})
     context = PromptContext(task="a task", observation=observation)
-    bare = len(PromptEncoder(ByteTokenizer(), profile, 10_000).encode(context, NoMemory()))
+    bare = len(PromptEncoder(ByteTokenizer(), profile, 10_000).encode(context, NoMemory()).ids)
     if bare > limit and on_long_prompt == "error":
         with pytest.raises(PromptTooLongError):
             encoder.encode(context, memory)
         return
-    ids = encoder.encode(context, memory)
+    ids = encoder.encode(context, memory).ids
     assert ids.dtype == np.int32
     assert len(ids) <= limit
     # Nothing is dropped without need: the next longer prompt would not have fitted.
     if len(ids) > bare:
         _, entries = memory.render()
         longer = [
-            len(encoder.tokenize(profile.prompt(filled(context, memory, drop))))
+            len(encoder.tokenize(profile.prompt(filled(context, memory, drop))).ids)
             for drop in range(entries + 1)
         ]
         assert len(ids) == next(length for length in longer if length <= limit)
@@ -283,6 +284,39 @@ def test_memory_needs_no_more_room_in_long_episodes():
         sizes.append(len(pickle.dumps(memory)))
     # From step 299 on every number takes as many bytes.
     assert sizes[499] == sizes[299]
+
+
+class Noted:
+    """Shows its last note, and how far it has looked."""
+
+    def __init__(self):
+        self.note = ""
+
+    def add(self, observation, action, info):
+        self.note = info.get("note", "")
+
+    def look(self, task, observation):
+        self.seen = observation.removeprefix("left ")
+
+    def render(self, drop=0):
+        return f"{self.note} {self.seen}", 1
+
+
+def test_in_rollouts_notes_reach_the_memory_and_it_looks_before_each_prompt():
+    def parse(response: str) -> Action:
+        return Action("down", True, note="wait" if response.startswith("jump") else "")
+
+    replies = iter(["jump", "jump", "down", "down"])
+    profile = AgentProfile(ChatTemplate("to {history}"), memory=Noted(), parser=parse)
+    stage = Stage(reply=lambda request: next(replies), profile=profile)
+    stage.play(task(start=4))
+    # The note of a step stands in the next prompt; the observation is looked at in its own.
+    assert stage.prompts() == [
+        "<user> to 4 <assistant>",
+        "<user> to wait 3 <assistant>",
+        "<user> to wait 2 <assistant>",
+        "<user> to 1 <assistant>",
+    ]
 
 
 def test_scripted_play_lets_memories_look_before_the_first_prompt():

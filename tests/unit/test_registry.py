@@ -124,6 +124,45 @@ def test_a_name_like_no_other_is_answered_with_the_list():
     assert "register_llm_env(name, creator)" in str(error.value)
 
 
+# Schemes -----------------------------------------------------------------------------------------
+
+
+def test_what_follows_a_scheme_is_the_target():
+    spec = get_env_spec("gym:FrozenLake-v1")
+    env = spec.make({"kwargs": {"map_name": "8x8"}})
+    assert (env.target, env.horizon) == ("FrozenLake-v1", 100)
+    assert len(env.reset(seed=0)[0].splitlines()) == 8
+    assert "admissible actions" in spec.profile().prompt.user
+
+
+def test_a_target_may_hold_colons():
+    env = get_env_spec("mcp:http://host:8000/mcp").make({"reward": len})
+    assert env.target == "http://host:8000/mcp"
+
+
+def test_another_process_of_the_job_finds_what_a_scheme_made(monkeypatch):
+    get_env_spec("trl:tests.dial_worlds:DialEnv")
+    carried = _global_registry._to_flush[(ENV_CREATOR, "trl:tests.dial_worlds:DialEnv")]
+    env = pickle.loads(carried)({"horizon": 3})
+    assert (env.target, env.horizon) == ("tests.dial_worlds:DialEnv", 3)
+
+
+def test_a_plug_in_adds_a_scheme_of_its_own(monkeypatch):
+    def create(env_config):
+        return Countdown(env_config["start"] + len(env_config["target"]))
+
+    own = registry.LLMEnvSpec("count:", create, defaults={"start": 1})
+    monkeypatch.setattr(registry, "_plugins", lambda: {"count:": own})
+    assert get_env_spec("count:four").make().start == 5
+    assert get_env_spec("count:four").make({"start": 2}).start == 6
+
+
+@pytest.mark.parametrize("name", ["gym:", "gim:FrozenLake-v1", "gym"])
+def test_a_scheme_without_a_target_or_of_another_name_is_refused(name):
+    with pytest.raises(ValueError, match=re.escape(repr(name))):
+        get_env_spec(name).make()
+
+
 # Other processes ---------------------------------------------------------------------------------
 
 
