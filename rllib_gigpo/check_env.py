@@ -26,13 +26,14 @@ from rllib_gigpo.anchor_study import (
     verdict,
 )
 from rllib_gigpo.commands import add_env_arguments, env_of
-from rllib_gigpo.encoding import chat_ids
+from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.env_checks import CHECKS
 from rllib_gigpo.grouping import AnchorRule
 from rllib_gigpo.models import ModelSpec, load_tokenizer, materialize
 from rllib_gigpo.registry import LLMEnvSpec
 from rllib_gigpo.scripted import Policy, ScriptedEpisode, expert, half_expert, random_legal
 from rllib_gigpo.tables import format_table
+from rllib_gigpo.vision.sight import load_sight
 from rllib_gigpo.vocabulary import collect_words
 
 Groups = list[list[ScriptedEpisode]]
@@ -141,11 +142,19 @@ def _study_tables(found: dict[str, AnchorStudy], rule: AnchorRule, args: argpars
 def _token_table(
     spec: LLMEnvSpec, profile: AgentProfile, played: dict[str, Groups], model: str
 ) -> str:
-    tokenizer = load_tokenizer(materialize(_model_spec(spec, profile, model)))
+    path = materialize(_model_spec(spec, profile, model))
+    tokenizer, sight = load_tokenizer(path), load_sight(path)
     rows = []
     for name, groups in played.items():
         steps = [s for episodes in groups for episode in episodes for s in episode.steps]
-        prompts = [len(chat_ids(tokenizer, profile.prompt(step.context))) for step in steps]
+        prompts = [
+            len(
+                encode_chat(
+                    tokenizer, profile.prompt(step.context), step.context.pictures, sight
+                ).ids
+            )
+            for step in steps
+        ]
         texts = {profile.respond.format(action=step.action) for step in steps}
         responses = [len(tokenizer(text, add_special_tokens=False).input_ids) for text in texts]
         rows.append(

@@ -3,27 +3,83 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rllib_gigpo.agent.memory import Memory, look
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import Message, PromptContext
+from rllib_gigpo.vision.pictures import Picture, PlacedPicture, split_marks, units
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rllib_gigpo.vision.sight import Sight
+
 _CACHE_SIZE = 8192
+_NO_PICTURES: Mapping[str, Picture] = {}
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> np.ndarray:
+class Encoded(NamedTuple):
+    """A prompt as a model reads it.
+
+    Attributes:
+        ids: Token ids, int32 [P].
+        images: Where pictures stand in the place of tokens.
+    """
+
+    ids: np.ndarray
+    images: tuple[PlacedPicture, ...] = ()
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Any]) -> np.ndarray:
     """Return the token ids of chat messages with the generation prompt, int32 [P]."""
     encoded = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=False
     )
     return np.array(encoded, dtype=np.int32)
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[Message],
+    pictures: Mapping[str, Picture] = _NO_PICTURES,
+    sight: Sight | None = None,
+) -> Encoded:
+    """Encode chat messages whose texts may hold marks of pictures.
+
+    Args:
+        tokenizer: The model's tokenizer; its chat template places the pictures.
+        messages: Chat messages.
+        pictures: The pictures of the marks, by name.
+        sight: The model's image side, or None for a text model.
+
+    Raises:
+        ValueError: A picture for a text model.
+    """
+    parts = [split_marks(message["content"], pictures) for message in messages]
+    shown = [part for content in parts for part in content if isinstance(part, Picture)]
+    if sight is None and not shown:
+        return Encoded(chat_ids(tokenizer, messages))
+    if sight is None:
+        raise ValueError(
+            f"the prompt shows {len(shown)} picture(s), and the model reads text alone: choose an "
+            "image-text model (of type qwen2_vl, qwen2_5_vl, qwen3_vl, idefics3, smolvlm or "
+            "llava), or play the environment's text view, where it has one (view='text')"
+        )
+    # The templates of image-text models take a content in parts, some of them nothing else.
+    in_parts = [
+        {"role": message["role"], "content": [_part(part) for part in content]}
+        for message, content in zip(messages, parts, strict=True)
+    ]
+    return Encoded(*sight.place(chat_ids(tokenizer, in_parts).tolist(), shown, tokenizer))
+
+
+def _part(part: str | Picture) -> dict[str, str]:
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
 
 
 class PromptTooLongError(ValueError):
@@ -39,7 +95,9 @@ class PromptEncoder:
         max_prompt_tokens: Limit of a prompt in tokens.
         on_long_prompt: What happens once dropping history no longer helps: "error",
             "end_episode" (encode raises PromptTooLongError, the rollout truncates the episode), or
-            "shorten_observation" (the end of the observation is cut).
+            "shorten_observation" (the end of the observation is cut; a picture stays whole or
+            goes).
+        sight: The model's image side, or None for a text model.
     """
 
     def __init__(
@@ -48,15 +106,18 @@ class PromptEncoder:
         profile: AgentProfile,
         max_prompt_tokens: int,
         on_long_prompt: str = "error",
+        sight: Sight | None = None,
     ):
         self.tokenizer = tokenizer
         self.profile = profile
         self.max_prompt_tokens = max_prompt_tokens
         self.on_long_prompt = on_long_prompt
-        self._cache: OrderedDict[tuple, np.ndarray] = OrderedDict()
+        self.sight = sight
+        # Pictures by name: the cache is not to keep those of past rollouts alive.
+        self._cache: OrderedDict[tuple, tuple[np.ndarray, tuple[Any, ...]]] = OrderedDict()
 
-    def encode(self, context: PromptContext, memory: Memory) -> np.ndarray:
-        """Return the prompt's token ids, int32 [P] with P <= max_prompt_tokens.
+    def encode(self, context: PromptContext, memory: Memory) -> Encoded:
+        """Return the prompt, of at most max_prompt_tokens tokens; pictures count as theirs.
 
         The oldest history is dropped first, entry by entry; see `Memory.render`.
 
@@ -67,13 +128,13 @@ class PromptEncoder:
         _, entries = memory.render()
         for drop in range(entries + 1):
             history, shown = memory.render(drop)
-            ids = self._tokenize(replace(context, history=history, history_length=shown))
-            if len(ids) <= self.max_prompt_tokens:
-                return ids
+            found = self._tokenize(replace(context, history=history, history_length=shown))
+            if len(found.ids) <= self.max_prompt_tokens:
+                return found
         if self.on_long_prompt == "shorten_observation":
             return self._shorten(context)
         raise PromptTooLongError(
-            f"the prompt has {len(ids)} tokens without any history, max_prompt_tokens is "
+            f"the prompt has {len(found.ids)} tokens without any history, max_prompt_tokens is "
             f"{self.max_prompt_tokens}: raise llm(max_prompt_tokens=...), or choose "
             "agent(on_long_prompt='shorten_observation' or 'end_episode')"
         )
@@ -82,37 +143,42 @@ class PromptEncoder:
         """Return a response's text without special tokens."""
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
-    def _shorten(self, context: PromptContext) -> np.ndarray:
+    def _shorten(self, context: PromptContext) -> Encoded:
         """Bisect for the longest start of the observation that fits."""
-        ids = self._tokenize(replace(context, observation=""))
-        if len(ids) > self.max_prompt_tokens:
+        found = self._tokenize(replace(context, observation=""))
+        if len(found.ids) > self.max_prompt_tokens:
             raise PromptTooLongError(
                 f"the prompt is over max_prompt_tokens={self.max_prompt_tokens} even with an empty "
                 "observation: raise llm(max_prompt_tokens=...) or shorten the prompt template"
             )
-        fits, too_long = 0, len(context.observation)
+        pieces = units(context.observation)
+        fits, too_long = 0, len(pieces)
         while too_long - fits > 1:
             keep = (fits + too_long) // 2
-            tried = self._tokenize(replace(context, observation=context.observation[:keep]))
-            if len(tried) <= self.max_prompt_tokens:
-                fits, ids = keep, tried
+            tried = self._tokenize(replace(context, observation="".join(pieces[:keep])))
+            if len(tried.ids) <= self.max_prompt_tokens:
+                fits, found = keep, tried
             else:
                 too_long = keep
-        return ids
+        return found
 
-    def _tokenize(self, context: PromptContext) -> np.ndarray:
-        return self.tokenize(self.profile.prompt(context))
+    def _tokenize(self, context: PromptContext) -> Encoded:
+        return self.tokenize(self.profile.prompt(context), context.pictures)
 
-    def tokenize(self, messages: list[Message]) -> np.ndarray:
-        """Return the token ids of chat messages with the generation prompt, int32 [P]."""
+    def tokenize(
+        self, messages: list[Message], pictures: Mapping[str, Picture] = _NO_PICTURES
+    ) -> Encoded:
+        """Return chat messages with the generation prompt as the model reads them."""
         key = tuple((message["role"], message["content"]) for message in messages)
-        ids = self._cache.get(key)
-        if ids is None:
-            ids = chat_ids(self.tokenizer, messages)
-            ids.setflags(write=False)
-            self._cache[key] = ids
+        found = self._cache.get(key)
+        if found is None:
+            encoded = encode_chat(self.tokenizer, messages, pictures, self.sight)
+            encoded.ids.setflags(write=False)
+            images = tuple((placed.picture.name, placed.runs) for placed in encoded.images)
+            self._cache[key] = (encoded.ids, images)
             if len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
-        else:
-            self._cache.move_to_end(key)
-        return ids
+            return encoded
+        self._cache.move_to_end(key)
+        ids, images = found
+        return Encoded(ids, tuple(PlacedPicture(pictures[name], runs) for name, runs in images))

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from gymnasium.spaces import Box, Text
+from gymnasium.spaces import Box, Dict, Text
 from gymnasium.utils.env_checker import check_env
 
 from rllib_gigpo.env_player import (
@@ -29,7 +29,7 @@ from rllib_gigpo.env_player import (
     fingerprint,
     fingerprint_elsewhere,
 )
-from rllib_gigpo.observations import is_picture
+from rllib_gigpo.observations import EXPECTED, is_observation, is_picture, is_text_and_picture
 from rllib_gigpo.scripted import Policy, random_legal
 
 NONSENSE = ("", " \t\n", "frobnicate the grue", "🦄 \x00 </action>", "<action>" * 1000)
@@ -81,8 +81,9 @@ def check_gymnasium(make: Make, policy: Policy) -> None:
         spaces += [env.get_action_space(agent) for agent in player.agents]
     else:
         spaces = [env.observation_space, env.action_space]
-    if not player.is_multi_agent and isinstance(spaces[0], Box):
-        if not is_picture(spaces[0].sample()):
+    if not player.is_multi_agent and isinstance(spaces[0], Box | Dict):
+        drawn = spaces[0].sample()
+        if not is_picture(drawn) and not is_text_and_picture(drawn):
             _fail(f"{spaces[0]} holds no pictures: use envs.spaces.image_space")
         spaces = spaces[1:]
     for space in spaces:
@@ -306,8 +307,8 @@ def _numbers(turn: Turn) -> Iterable[int]:
 
 def _check_turn_types(turn: Turn) -> None:
     for observation in turn.observations.values():
-        if not isinstance(observation, str) and not is_picture(observation):
-            _fail(f"observation {observation!r} is neither a str nor a picture")
+        if not is_observation(observation):
+            _fail(f"observation {observation!r} is not what is expected: {EXPECTED}")
     for reward in turn.rewards.values():
         if type(reward) is not float:
             _fail(f"reward {reward!r} is not a float")

@@ -35,6 +35,7 @@ from rllib_gigpo.models import (
 from rllib_gigpo.rollout import Episode, GroupTask, Rollout, RolloutSettings, play_groups
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.stepping import Stepper
+from rllib_gigpo.vision.sight import load_sight
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
@@ -185,6 +186,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 self.config.agent_profile,
                 self.config.max_prompt_tokens,
                 self.config.on_long_prompt,
+                load_sight(path),
             )
         return self._encoder
 

@@ -6,6 +6,7 @@ layer stay what they were; "the adapter" means all of them together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+
+from rllib_gigpo.vision.sight import vision_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,6 +86,8 @@ def add_adapter(model: PreTrainedModel, settings: LoRASettings, seed: int) -> No
         r=settings.rank,
         lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]  (peft divides it only)
         target_modules=_targets(model, settings),
+        # Of an image-text model the language model alone is adapted: engines serve no other.
+        exclude_modules=_under(vision_modules(model)),
         lora_dropout=settings.dropout,
         task_type="CAUSAL_LM",
     )
@@ -99,12 +104,20 @@ def add_adapter(model: PreTrainedModel, settings: LoRASettings, seed: int) -> No
             up.weight.zero_()
 
 
+def _under(modules: list[str]) -> str | None:
+    """Return a pattern of the names of everything inside some modules."""
+    return rf"({'|'.join(map(re.escape, modules))})(\..*)?" if modules else None
+
+
 def _targets(model: PreTrainedModel, settings: LoRASettings) -> list[str]:
     output_layer = model.get_output_embeddings()
+    left_out = re.compile(_under(vision_modules(model)) or "(?!)")
     known = {
         name.rsplit(".", 1)[-1]
         for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and layer is not output_layer
+        if isinstance(layer, torch.nn.Linear)
+        and layer is not output_layer
+        and not left_out.fullmatch(name)
     }
     if settings.targets == "all-linear":
         return sorted(known)

@@ -21,6 +21,7 @@ from rllib_gigpo.sequences import (
     response_logps,
     response_values,
 )
+from rllib_gigpo.vision.sight import Sight, freeze_vision, load_sight
 
 
 class CausalLMModule(TorchRLModule):
@@ -33,8 +34,9 @@ class CausalLMModule(TorchRLModule):
     `model_config` keys: `spec` (ModelSpec), `autocast_dtype` ("float32" or "bfloat16"),
     `with_reference` (keep the initial policy to compare with), `temperature` (of the training
     rollouts), `critic` (None, "head": values from the policy's own body, or "model": from a body of
-    its own, which starts as the policy's), and where LoRA trains `lora` (LoRASettings),
-    `base_dtype` (of the frozen weights) and `seed` (of the adapter's first weights).
+    its own, which starts as the policy's), `freeze_vision_tower` (of an image-text model), and
+    where LoRA trains `lora` (LoRASettings), `base_dtype` (of the frozen weights) and `seed` (of the
+    adapter's first weights).
     """
 
     lm: Any  # a transformers.PreTrainedModel
@@ -61,12 +63,19 @@ class CausalLMModule(TorchRLModule):
             if self.model_config["with_reference"]:
                 self.reference = load_causal_lm(path, dtype=torch.float32).requires_grad_(False)
         check_output_layer(self.lm)
+        self.sight: Sight | None = load_sight(path)
+        is_frozen = self.sight is not None and self.model_config.get("freeze_vision_tower", False)
+        if is_frozen:
+            freeze_vision(self.lm)
         self.critic: CriticKind | None = self.model_config.get("critic")
         self.value_head = self.value_body = None
         if self.critic is not None:
             self.value_head = ValueHead(self.lm.config.get_text_config().hidden_size)
         if self.critic == "model":
-            self.value_body = load_causal_lm(path, dtype=torch.float32).base_model
+            value_model = load_causal_lm(path, dtype=torch.float32)
+            if is_frozen:
+                freeze_vision(value_model)
+            self.value_body = value_model.base_model
         self._autocast = self.model_config["autocast_dtype"] == "bfloat16"
 
     def score(
@@ -110,12 +119,12 @@ class CausalLMModule(TorchRLModule):
         body: Any = self.value_body
         body.eval()
         with torch.autocast(body.device.type, dtype=torch.bfloat16, enabled=self._autocast):
-            return response_values(body, self.value_head, batch, body.device)  # pyright: ignore[reportArgumentType]
+            return response_values(body, self.value_head, batch, body.device, self.sight)  # pyright: ignore[reportArgumentType]
 
     def critic_parameters(self) -> list[torch.nn.Parameter]:
         """Trained parameters that only the critic has."""
         parts = [part for part in (self.value_body, self.value_head) if part is not None]
-        return [p for part in parts for p in part.parameters()]
+        return [p for part in parts for p in part.parameters() if p.requires_grad]
 
     def policy_parameters(self) -> list[torch.nn.Parameter]:
         """Trained parameters of the policy; with critic="head" the critic's body too."""
@@ -139,6 +148,7 @@ class CausalLMModule(TorchRLModule):
                 temperature=self.model_config["temperature"],
                 entropy_grad=entropy_grad,
                 value_head=value_head,
+                sight=self.sight,
             )
 
     def policy_weights(self, device: torch.device | str | None = None) -> dict[str, torch.Tensor]:

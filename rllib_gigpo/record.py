@@ -12,7 +12,7 @@ import argparse
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from rllib_gigpo.agent.prompt import Message
 from rllib_gigpo.commands import add_env_arguments, env_of
 from rllib_gigpo.games import Game
 from rllib_gigpo.registry import load_object
-from rllib_gigpo.scripted import Policy, ScriptedEpisode, expert, play_episode, random_legal
+from rllib_gigpo.scripted import Policy, ScriptedEpisode, Step, expert, play_episode, random_legal
+from rllib_gigpo.vision.files import picture_of_png, png_of_picture
+from rllib_gigpo.vision.pictures import Gallery, Picture, names_of_marks
 
 _POLICIES: dict[str, Policy] = {"expert": expert, "random": random_legal}
 
@@ -35,11 +37,13 @@ class Example:
         response: Response text.
         ends_turn: Whether the model's end token follows the response; it does not where a stop
             string ends the response.
+        pictures: The pictures of the marks in the messages, by name.
     """
 
     messages: list[Message]
     response: str
     ends_turn: bool = True
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
 
 
 def record(
@@ -68,6 +72,7 @@ def record(
     """
     game = Game(make_env(), "the recorded environment")
     rng = random.Random(seed)
+    gallery = Gallery()
     examples = []
     for number in range(episodes):
         episode = play_episode(
@@ -77,25 +82,47 @@ def record(
             rng,
             seed=seed + number,
             options=options[number] if options else None,
+            gallery=gallery,
         )
         if keep(episode):
-            examples += [
-                Example(
-                    profile.prompt(step.context),
-                    profile.respond.format(action=step.action),
-                    ends_turn=not profile.stop,
-                )
-                for step in episode.steps
-            ]
+            examples += [_example(profile, step) for step in episode.steps]
     game.close()
     return examples
 
 
+def _example(profile: AgentProfile, step: Step) -> Example:
+    messages = profile.prompt(step.context)
+    texts = [message["content"] for message in messages]
+    return Example(
+        messages,
+        profile.respond.format(action=step.action),
+        ends_turn=not profile.stop,
+        pictures={
+            name: picture
+            for name, picture in step.context.pictures.items()
+            if any(picture.mark in text for text in texts)
+        },
+    )
+
+
 def save_examples(examples: Iterable[Example], path: str | Path) -> None:
-    """Write examples as JSON lines, `{"messages": [...], "response": "...", "ends_turn": ...}`."""
+    """Write examples as JSON lines, `{"messages": [...], "response": "...", "ends_turn": ...}`.
+
+    The first line that shows a picture holds it, under "pictures", as a PNG file in base64.
+    """
+    written: set[str] = set()
     with open(path, "w", encoding="utf-8") as file:
         for example in examples:
-            file.write(json.dumps(asdict(example), ensure_ascii=False) + "\n")
+            row: dict[str, Any] = {
+                "messages": example.messages,
+                "response": example.response,
+                "ends_turn": example.ends_turn,
+            }
+            new = {n: p for n, p in example.pictures.items() if n not in written}
+            if new:
+                row["pictures"] = {name: png_of_picture(picture) for name, picture in new.items()}
+                written |= new.keys()
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def load_examples(path: str | Path) -> list[Example]:
@@ -105,10 +132,11 @@ def load_examples(path: str | Path) -> list[Example]:
         ValueError: A line is no such object; its number is named.
     """
     examples = []
+    gallery: dict[str, Picture] = {}
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                examples.append(_parse(json.loads(line)))
+                examples.append(_parse(json.loads(line), gallery))
             except (json.JSONDecodeError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'messages' and 'response' "
@@ -117,14 +145,20 @@ def load_examples(path: str | Path) -> list[Example]:
     return examples
 
 
-def _parse(row: Any) -> Example:
+def _parse(row: Any, gallery: dict[str, Picture]) -> Example:
     messages, response = row["messages"], row["response"]
     if not isinstance(messages, list) or not isinstance(response, str):
         raise TypeError("'messages' is to be a list and 'response' a text")
     for message in messages:
         if not isinstance(message["role"], str) or not isinstance(message["content"], str):
             raise TypeError("'role' and 'content' of a message are to be texts")
-    return Example(messages, response, ends_turn=bool(row.get("ends_turn", True)))
+    for png in row.get("pictures", {}).values():
+        picture = picture_of_png(png)
+        gallery[picture.name] = picture
+    shown = {
+        name: gallery[name] for message in messages for name in names_of_marks(message["content"])
+    }
+    return Example(messages, response, bool(row.get("ends_turn", True)), shown)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,8 @@ Carried per step in the RLlib episode: observation = prompt token ids (int32), a
 token ids (int32), `extra_model_outputs` = log-probabilities, action text, whether the format was
 valid, weight version, finish reason; `infos` = observation text, anchor and the environment's
 verdicts on the action before. The last observation of an episode is empty, because nothing is
-generated there; only where a critic values truncated episodes is it their next prompt.
+generated there; only where a critic values truncated episodes is it their next prompt. Where the
+prompt of an observation shows pictures, its info holds them as `images`.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rllib_gigpo.agent.memory import Memory
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import PromptContext
-from rllib_gigpo.encoding import PromptEncoder, PromptTooLongError
+from rllib_gigpo.encoding import Encoded, PromptEncoder, PromptTooLongError
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.games import Game, Outcome
 from rllib_gigpo.lockstep import FreeTurns, Lockstep, Turns
 from rllib_gigpo.observations import state_key
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.stepping import EnvFailure, Stepper
+from rllib_gigpo.vision import Gallery, Picture
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
 T = TypeVar("T")
 
-_NOTHING = np.zeros(0, dtype=np.int32)
+_NOTHING = Encoded(np.zeros(0, dtype=np.int32))
 _KEPT_INFO = ("won", "score", "is_action_valid", "task_id", "task_type")
 
 
@@ -95,7 +97,9 @@ class _Seat:
 
     index: int
     memory: Memory
-    observation: str = ""
+    observation: Any = ""
+    text: str = ""
+    pictures: dict[str, Picture] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
     task: str = ""
     steps: int = 0
@@ -189,6 +193,7 @@ class _Round:
         self.release = release
         self.stepper = stepper
         self.settings = settings
+        self.gallery = Gallery()
         self.turns: Turns = FreeTurns()
         self.replays = 0
         self.failures: list[str] = []
@@ -243,7 +248,7 @@ class _Round:
         return episode
 
     def _check_start(
-        self, task: GroupTask, observations: Mapping[Any, str], infos: Mapping[Any, Mapping]
+        self, task: GroupTask, observations: Mapping[Any, Any], infos: Mapping[Any, Mapping]
     ) -> None:
         start = _start(observations, infos)
         first = self._starts.setdefault(task.group, start)
@@ -255,7 +260,7 @@ class _Round:
             )
 
 
-def _start(observations: Mapping[Any, str], infos: Mapping[Any, Mapping]) -> dict[Any, tuple]:
+def _start(observations: Mapping[Any, Any], infos: Mapping[Any, Mapping]) -> dict[Any, tuple]:
     """Return what tells initial states apart; observations alone may show a part of the state."""
     told = {agent: infos.get(agent, {}) for agent in observations}
     return {
@@ -298,14 +303,14 @@ class _Play:
         self.settings = round_.settings
         self.seats: dict[Any, _Seat] = {}
 
-    async def run(self, observations: dict[Any, str], infos: dict[Any, Mapping]) -> Episode:
+    async def run(self, observations: dict[Any, Any], infos: dict[Any, Mapping]) -> Episode:
         """Play to the end."""
         recorder = self.game.recorder(self.settings.policy_of)
         self._see(observations, infos)
         prompts = self._prompts_or_truncate(observations)
         recorder.start(
-            {agent: prompts.get(agent, _NOTHING) for agent in observations},
-            {agent: self._record(agent) for agent in observations},
+            {agent: prompts.get(agent, _NOTHING).ids for agent in observations},
+            {agent: self._record(agent, prompts) for agent in observations},
         )
         # Only differs from the recorder's own default where there is no first step.
         recorder.episode.is_truncated = self.game.truncated
@@ -320,7 +325,7 @@ class _Play:
             for agent, action in actions.items():
                 seat = self.seats[agent]
                 info = outcome.infos.get(agent, {})
-                seat.memory.add(seat.observation, action.text, action.noted(info))
+                seat.memory.add(seat.text, action.text, action.noted(info))
                 seat.steps += 1
                 completion = completions[agent]
                 extras[agent] = {
@@ -342,10 +347,10 @@ class _Play:
                 seen += unseen
                 prompts = self._last_prompts(seen)
             recorder.step(
-                observations={agent: prompts.get(agent, _NOTHING) for agent in seen},
+                observations={agent: prompts.get(agent, _NOTHING).ids for agent in seen},
                 actions={agent: completions[agent].token_ids for agent in actions},
                 rewards={**dict.fromkeys(actions, 0.0), **outcome.rewards},
-                infos={agent: self._record(agent) for agent in seen},
+                infos={agent: self._record(agent, prompts) for agent in seen},
                 terminated=self.game.terminated,
                 truncated=self.game.truncated,
                 extras=extras,
@@ -373,18 +378,20 @@ class _Play:
         limit = self.settings.max_episode_steps
         return limit is not None and max(seat.steps for seat in self.seats.values()) >= limit
 
-    def _see(self, observations: Mapping[Any, str], infos: Mapping[Any, Mapping]) -> None:
+    def _see(self, observations: Mapping[Any, Any], infos: Mapping[Any, Mapping]) -> None:
         for agent, observation in observations.items():
             seat = self.seats.get(agent)
             if seat is None:
                 seat = _Seat(len(self.seats), copy.deepcopy(self.profile.memory))
                 self.seats[agent] = seat
-            seat.observation = observation
+            seat.observation = self.round.gallery.keep(observation)
+            seat.text, pictures = self.round.gallery.show(observation)
+            seat.pictures |= pictures
             seat.info = infos.get(agent, {})
             seat.task = seat.info.get("task", seat.task)
 
-    def _prompts_or_truncate(self, observations: Mapping[Any, str]) -> dict[Any, np.ndarray]:
-        """Prompt ids of the agents that act now; none where the episode has ended, or ends here."""
+    def _prompts_or_truncate(self, observations: Mapping[Any, Any]) -> dict[Any, Encoded]:
+        """Prompts of the agents that act now; none where the episode has ended, or ends here."""
         if self.game.is_done:
             return {}
         try:
@@ -395,8 +402,8 @@ class _Play:
             self.game.truncate()
             return {}
 
-    def _last_prompts(self, agents: Iterable[Any]) -> dict[Any, np.ndarray]:
-        """Prompt ids of the state after a truncation; none where they would be over the limit."""
+    def _last_prompts(self, agents: Iterable[Any]) -> dict[Any, Encoded]:
+        """Prompts of the state after a truncation; none where they would be over the limit."""
         prompts = {}
         if self.settings.keep_last_prompts and not self.game.terminated:
             for agent in agents:
@@ -404,26 +411,30 @@ class _Play:
                     prompts[agent] = self._prompt(self.seats[agent])
         return prompts
 
-    def _prompt(self, seat: _Seat) -> np.ndarray:
+    def _prompt(self, seat: _Seat) -> Encoded:
         context = PromptContext(
             task=seat.task,
-            observation=seat.observation,
+            observation=seat.text,
             step=seat.steps,
             admissible_actions=tuple(seat.info.get("admissible_actions", ())),
             info=seat.info,
+            pictures=seat.pictures,
         )
         return self.encoder.encode(context, seat.memory)
 
-    def _record(self, agent: Any) -> dict[str, Any]:
+    def _record(self, agent: Any, prompts: Mapping[Any, Encoded]) -> dict[str, Any]:
         seat = self.seats[agent]
         kept = {key: seat.info[key] for key in _KEPT_INFO if key in seat.info}
         if self.profile.validity == "parser":
             kept.pop("is_action_valid", None)
         anchor = self.profile.anchor_of(seat.observation, seat.info)
+        images = prompts.get(agent, _NOTHING).images
+        if images:
+            kept["images"] = images
         return {"observation": seat.observation, "anchor": anchor, **kept}
 
-    async def _generate(self, prompts: Mapping[Any, np.ndarray]) -> dict[Any, Completion]:
-        requests = [self._request(agent, ids) for agent, ids in prompts.items()]
+    async def _generate(self, prompts: Mapping[Any, Encoded]) -> dict[Any, Completion]:
+        requests = [self._request(agent, prompt) for agent, prompt in prompts.items()]
         engine = self.round.engine
         await self.round.turns.wait(self.place)
         if len(requests) == 1:
@@ -433,11 +444,12 @@ class _Play:
             completions = await _all(map(engine.generate, requests))
         return dict(zip(prompts, completions, strict=True))
 
-    def _request(self, agent: Any, prompt_ids: np.ndarray) -> Request:
+    def _request(self, agent: Any, prompt: Encoded) -> Request:
         seat = self.seats[agent]
         place = (self.task.iteration, self.task.group, self.member, seat.index, seat.steps)
         return Request(
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt.ids,
+            images=prompt.images,
             sampling=self.settings.sampling,
             seed=derive_seed(self.settings.seed, self.task.stream, *place),
             request_id=":".join((self.task.stream, *map(str, place))),

@@ -10,7 +10,9 @@ the environment's), `valid`, `truncated` (bool), `num_prompt_tokens`, `num_respo
 which learner holds the row's tokens), `agent_id` and `module_id` (str). Token columns, object
 arrays [N] of int32 / float32 arrays: `prompt_ids`, `response_ids`, `response_logps`, and where a
 critic values truncated episodes `next_prompt_ids` (of the state after a truncated episode, on its
-last row; empty elsewhere); None on a row that another learner holds.
+last row; empty elsewhere); None on a row that another learner holds. Where prompts show pictures,
+`images` and `next_images` hold a tuple of PlacedPicture per row: uint8, one object per distinct
+picture, so that a batch carries it once.
 """
 
 from __future__ import annotations
@@ -28,15 +30,17 @@ from rllib_gigpo.advantages import StepTable
 from rllib_gigpo.games import SOLO_AGENT
 from rllib_gigpo.grouping import AnchorKey
 from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.vision import Picture, PlacedPicture
 
 TOKEN_COLUMNS = ("prompt_ids", "response_ids", "response_logps")
-_OWNED_COLUMNS = (*TOKEN_COLUMNS, "next_prompt_ids")
+_OWNED_COLUMNS = (*TOKEN_COLUMNS, "next_prompt_ids", "images", "next_images")
 
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 # What SampleBatch is to code that only reads and adds columns.
 Columns = dict[str, np.ndarray]
 
+Images = tuple[PlacedPicture, ...]
 AnchorIds = Callable[[Sequence[AnchorKey], np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -117,6 +121,8 @@ def _rows_of(episode: SingleAgentEpisode) -> list[dict[str, Any]]:
             "response_logps": extras["action_logp"][step],
             # The last observation is empty unless the episode was truncated and a critic asks.
             "next_prompt_ids": episode.observations[last + 1] if step == last else _NO_IDS,
+            "images": episode.infos[step].get("images", ()),
+            "next_images": episode.infos[last + 1].get("images", ()) if step == last else (),
         }
         for step in range(len(episode))
     ]
@@ -147,7 +153,24 @@ def _to_batch(rows: list[dict[str, Any]], anchor_ids: AnchorIds) -> SampleBatch:
         columns[name] = object_array([row[name] for row in rows])
     if any(len(row["next_prompt_ids"]) for row in rows):
         columns["next_prompt_ids"] = object_array([row["next_prompt_ids"] for row in rows])
+    if any(row["images"] or row["next_images"] for row in rows):
+        one = one_object_each()
+        for name in ("images", "next_images"):
+            columns[name] = object_array([one(row[name]) for row in rows])
     return complete_batch(SampleBatch(columns))
+
+
+def one_object_each() -> Callable[[Images], Images]:
+    """Return a function that replaces equal pictures by the first object of each."""
+    seen: dict[bytes, Picture] = {}
+
+    def replaced(images: Images) -> Images:
+        return tuple(
+            PlacedPicture(seen.setdefault(placed.picture.key, placed.picture), placed.runs)
+            for placed in images
+        )
+
+    return replaced
 
 
 def complete_batch(batch: SampleBatch) -> SampleBatch:

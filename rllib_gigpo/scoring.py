@@ -35,7 +35,8 @@ def held_rows(rows: Columns, chosen: np.ndarray) -> np.ndarray:
 
 def pack_rows(rows: Columns, chosen: np.ndarray, token_budget: int) -> list[MicroBatch]:
     """Pack the chosen rows into micro-batches; all of them must be held here."""
-    return pack(rows["prompt_ids"][chosen], rows["response_ids"][chosen], token_budget)
+    images = rows["images"][chosen] if "images" in rows else None
+    return pack(rows["prompt_ids"][chosen], rows["response_ids"][chosen], token_budget, images)
 
 
 def score_rows(
@@ -81,8 +82,9 @@ def score_next_states(module: CausalLMModule, rows: Columns, *, token_budget: in
     asked = [row for row, ids in enumerate(prompts) if ids is not None and len(ids) > 0]
     # A value is read before the first response token, so any token does.
     anything = [np.zeros(1, dtype=np.int32)] * len(asked)
+    images = rows["next_images"][asked] if "next_images" in rows else None
     with torch.no_grad():
-        for micro_batch in pack(prompts[asked], anything, token_budget):
+        for micro_batch in pack(prompts[asked], anything, token_budget, images):
             values = module.score(micro_batch, values=True).values
             assert values is not None
             found[np.array(asked)[micro_batch.rows.numpy()]] = values[:, 0].cpu().numpy()

@@ -17,6 +17,7 @@ from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import PromptContext
 from rllib_gigpo.games import Game
 from rllib_gigpo.grouping import AnchorKey
+from rllib_gigpo.vision import Gallery, Picture
 
 Policy = Callable[[Any, str, Mapping[str, Any], random.Random], str]
 
@@ -113,6 +114,7 @@ def play_episode(
     seed: int,
     options: Mapping[str, Any] | None = None,
     max_steps: int | None = None,
+    gallery: Gallery | None = None,
 ) -> ScriptedEpisode:
     """Play one episode.
 
@@ -124,8 +126,12 @@ def play_episode(
         seed: Reset seed.
         options: Reset options, such as a fixed task id.
         max_steps: Environment steps after which it is left, or None to play to the end.
+        gallery: Keeps the pictures that are seen, where several episodes are to share them.
     """
     observations, infos = game.reset(seed, options)
+    gallery = Gallery() if gallery is None else gallery
+    texts: dict[Any, str] = {}
+    pictures: dict[Any, dict[str, Picture]] = {}
     steps: list[Step] = []
     memories: dict[Any, Any] = {}
     latest: dict[Any, Step] = {}
@@ -137,16 +143,19 @@ def play_episode(
             info = infos.get(agent, {})
             memory = memories.setdefault(agent, copy.deepcopy(profile.memory))
             before = latest[agent].context.task if agent in latest else ""
-            look(memory, info.get("task", before), observation)
+            texts[agent], shown_now = gallery.show(observation)
+            seen = pictures[agent] = {**pictures.get(agent, {}), **shown_now}
+            look(memory, info.get("task", before), texts[agent])
             history, shown = memory.render()
             context = PromptContext(
                 task=info.get("task", before),
-                observation=observation,
+                observation=texts[agent],
                 history=history,
                 history_length=shown,
                 step=taken.get(agent, 0),
                 admissible_actions=tuple(info.get("admissible_actions", ())),
                 info=info,
+                pictures=seen,
             )
             actions[agent] = policy(game.env, observation, info, rng)
             latest[agent] = Step(
@@ -157,7 +166,7 @@ def play_episode(
         outcome = game.step(actions)
         length += 1
         for agent, action in actions.items():
-            memories[agent].add(observations[agent], action, outcome.infos.get(agent, {}))
+            memories[agent].add(texts[agent], action, outcome.infos.get(agent, {}))
         # What an agent is told now is about its own last action, even where others came between.
         for agent, info in outcome.infos.items():
             if agent in latest and "is_action_valid" in info:

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from rllib_gigpo.vision.pictures import PlacedPicture
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from rllib_gigpo.vision.sight import Sight
 
 
 _LARGE = 1000.0
@@ -35,6 +40,7 @@ class MicroBatch:
         positions: Where the logits of the response tokens are, int64 [U, T] (padding repeats 0).
         targets: Response tokens, int64 [U, T].
         mask: True at response tokens, bool [U, T].
+        images: Pictures of each sequence, length U.
     """
 
     rows: torch.Tensor
@@ -44,6 +50,7 @@ class MicroBatch:
     positions: torch.Tensor
     targets: torch.Tensor
     mask: torch.Tensor
+    images: tuple[tuple[PlacedPicture, ...], ...]
 
 
 class ResponseLogps(NamedTuple):
@@ -63,8 +70,19 @@ class ResponseLogps(NamedTuple):
     values: torch.Tensor | None = None
 
 
+class Sequence(NamedTuple):
+    """A prompt, its response, and the prompt's pictures."""
+
+    prompt: np.ndarray
+    response: np.ndarray
+    images: tuple[PlacedPicture, ...]
+
+
 def pack(
-    prompts: Iterable[np.ndarray], responses: Iterable[np.ndarray], token_budget: int
+    prompts: Iterable[np.ndarray],
+    responses: Iterable[np.ndarray],
+    token_budget: int,
+    images: Iterable[tuple[PlacedPicture, ...]] | None = None,
 ) -> list[MicroBatch]:
     """Pack rows into micro-batches of at most `token_budget` padded tokens.
 
@@ -75,6 +93,7 @@ def pack(
         prompts: int32 [P] each, P >= 1.
         responses: int32 [T] each, T >= 1.
         token_budget: Limit of U * L.
+        images: Pictures of each prompt; None where no prompt shows any.
 
     Returns:
         Micro-batches that cover every row once.
@@ -82,21 +101,23 @@ def pack(
     Raises:
         ValueError: An empty prompt or response.
     """
-    numbers: dict[tuple[bytes, bytes], int] = {}
+    numbers: dict[tuple[bytes, ...], int] = {}
     index: list[int] = []
-    distinct: list[tuple[np.ndarray, np.ndarray]] = []
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+    distinct: list[Sequence] = []
+    pairs = list(zip(prompts, responses, strict=True))
+    shown = repeat((), len(pairs)) if images is None else images
+    for row, ((prompt, response), seen) in enumerate(zip(pairs, shown, strict=True)):
         if len(prompt) == 0 or len(response) == 0:
             raise ValueError(
                 f"row {row} has {len(prompt)} prompt and {len(response)} response tokens: both "
                 "must be at least 1"
             )
-        key = (prompt.tobytes(), response.tobytes())
+        key = (prompt.tobytes(), response.tobytes(), *(placed.picture.key for placed in seen))
         number = numbers.setdefault(key, len(distinct))
         if number == len(distinct):
-            distinct.append((prompt, response))
+            distinct.append(Sequence(prompt, response, seen))
         index.append(number)
-    lengths = np.array([len(prompt) + len(response) for prompt, response in distinct], np.int64)
+    lengths = np.array([len(s.prompt) + len(s.response) for s in distinct], np.int64)
     order = np.argsort(lengths, kind="stable")
     batches = []
     start = 0
@@ -109,17 +130,15 @@ def pack(
     return batches
 
 
-def _micro_batch(
-    members: np.ndarray, index: np.ndarray, distinct: list[tuple[np.ndarray, np.ndarray]]
-) -> MicroBatch:
+def _micro_batch(members: np.ndarray, index: np.ndarray, distinct: list[Sequence]) -> MicroBatch:
     sequences = [distinct[member] for member in members]
-    lengths = np.array([len(prompt) + len(response) for prompt, response in sequences])
-    longest_response = max(len(response) for _, response in sequences)
+    lengths = np.array([len(s.prompt) + len(s.response) for s in sequences])
+    longest_response = max(len(s.response) for s in sequences)
     input_ids = np.zeros((len(sequences), lengths.max()), dtype=np.int64)
     positions = np.zeros((len(sequences), longest_response), dtype=np.int64)
     targets = np.zeros_like(positions)
     mask = np.zeros(positions.shape, dtype=bool)
-    for u, (prompt, response) in enumerate(sequences):
+    for u, (prompt, response, _) in enumerate(sequences):
         input_ids[u, : len(prompt)] = prompt
         input_ids[u, len(prompt) : lengths[u]] = response
         positions[u, : len(response)] = np.arange(len(prompt) - 1, lengths[u] - 1)
@@ -129,7 +148,8 @@ def _micro_batch(
     local[members] = np.arange(len(members))
     rows = np.flatnonzero(local[index] >= 0)
     arrays = (rows, local[index[rows]], input_ids, lengths, positions, targets, mask)
-    return MicroBatch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+    tensors = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+    return MicroBatch(*tensors, images=tuple(s.images for s in sequences))
 
 
 def response_logps(
@@ -139,6 +159,7 @@ def response_logps(
     temperature: float = 1.0,
     entropy_grad: bool = False,
     value_head: torch.nn.Module | None = None,
+    sight: Sight | None = None,
 ) -> ResponseLogps:
     """Run the model on a micro-batch.
 
@@ -148,12 +169,13 @@ def response_logps(
         temperature: Divides the logits, as the engine does when it samples; 0 counts as 1.
         entropy_grad: Whether the entropy carries a gradient.
         value_head: From hidden states [..., D] to values [...], where values are asked for.
+        sight: The model's image side, where prompts may show pictures.
 
     Returns:
         Log-probabilities and entropies per row; computed once per distinct sequence.
     """
     body, output_layer = _parts(model)
-    spoken = _spoken(body, batch, model.device)
+    spoken = _spoken(body, batch, model.device, sight)
     mask = batch.mask.to(model.device)
     logits = output_layer(spoken).float()
     if temperature not in (0.0, 1.0):
@@ -172,22 +194,34 @@ def response_logps(
 
 
 def response_values(
-    body: torch.nn.Module, head: torch.nn.Module, batch: MicroBatch, device: torch.device
+    body: torch.nn.Module,
+    head: torch.nn.Module,
+    batch: MicroBatch,
+    device: torch.device,
+    sight: Sight | None = None,
 ) -> torch.Tensor:
     """Return a separate critic's value before each response token, float32 [n, T], 0 at padding."""
     mask = batch.mask.to(device)
-    values = _unflatten(head(_spoken(body, batch, device)), mask)
+    values = _unflatten(head(_spoken(body, batch, device, sight)), mask)
     return values[batch.index.to(device)]
 
 
-def _spoken(body: Any, batch: MicroBatch, device: torch.device) -> torch.Tensor:
+def _spoken(
+    body: Any, batch: MicroBatch, device: torch.device, sight: Sight | None
+) -> torch.Tensor:
     """Return the hidden states from which the response tokens are predicted, flat."""
     lengths = batch.lengths.to(device)
     input_ids = batch.input_ids.to(device)
     mask = batch.mask.to(device)
     is_token = torch.arange(input_ids.shape[1], device=device) < lengths[:, None]
-    hidden = body(
-        input_ids=input_ids,
+    reader, inputs = body, {"input_ids": input_ids}
+    if any(batch.images):
+        if sight is None:
+            raise ValueError("the rows show pictures, and the model reads text alone")
+        reader = sight.language_model(body)
+        inputs = sight.inputs(body, input_ids, batch.images)
+    hidden = reader(
+        **inputs,
         attention_mask=None if bool(is_token.all()) else is_token.long(),
         use_cache=False,
     ).last_hidden_state

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rllib_gigpo.encoding import chat_ids
+from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.models import (
     ModelSpec,
     load_causal_lm,
@@ -27,7 +27,8 @@ from rllib_gigpo.models import (
     without_progress_bars,
 )
 from rllib_gigpo.record import Example, load_examples
-from rllib_gigpo.sequences import pack, response_logps
+from rllib_gigpo.sequences import MicroBatch, pack, response_logps
+from rllib_gigpo.vision.sight import Sight, load_sight
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,11 @@ def warm_start(
     if not examples:
         raise ValueError("warm_start needs at least one example, got none")
     tokenizer = load_tokenizer(model_path)
-    prompts = [chat_ids(tokenizer, example.messages) for example in examples]
+    sight = load_sight(model_path)
+    encoded = [
+        encode_chat(tokenizer, example.messages, example.pictures, sight) for example in examples
+    ]
+    prompts = [prompt.ids for prompt in encoded]
     responses = [_response_ids(tokenizer, example) for example in examples]
     longest = max(map(len, prompts))
     if longest > max_prompt_tokens:
@@ -102,9 +107,14 @@ def warm_start(
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * _schedule(step, settings)
         optimizer.zero_grad(set_to_none=True)
-        loss = _backward(
-            model, [prompts[i] for i in chosen], [responses[i] for i in chosen], settings
+        batches = pack(
+            [prompts[i] for i in chosen],
+            [responses[i] for i in chosen],
+            settings.token_budget,
+            [encoded[i].images for i in chosen],
         )
+        tokens = sum(len(responses[i]) for i in chosen)
+        loss = _backward(model, batches, tokens, settings, sight)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if on_step is not None:
@@ -113,6 +123,8 @@ def warm_start(
     with without_progress_bars():
         model.save_pretrained(output)
     tokenizer.save_pretrained(output)
+    if sight is not None:
+        sight.processor.save_pretrained(output)
     return output
 
 
@@ -134,13 +146,12 @@ def _schedule(step: int, settings: WarmStart) -> float:
 
 
 def _backward(
-    model: Any, prompts: list[np.ndarray], responses: list[np.ndarray], settings: WarmStart
+    model: Any, batches: list[MicroBatch], tokens: int, settings: WarmStart, sight: Sight | None
 ) -> float:
-    tokens = sum(map(len, responses))
     total = 0.0
-    for batch in pack(prompts, responses, settings.token_budget):
+    for batch in batches:
         with torch.autocast(model.device.type, torch.bfloat16, settings.dtype == "bfloat16"):
-            loss = -response_logps(model, batch).logps.sum() / tokens
+            loss = -response_logps(model, batch, sight=sight).logps.sum() / tokens
         loss.backward()
         total += loss.item()
     return total

@@ -9,6 +9,7 @@ from typing import Any
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.games import Game
 from rllib_gigpo.scripted import NoLegalActionError, play_episode, random_legal
+from rllib_gigpo.vision.pictures import strip_marks
 
 _EPISODES = 24
 _STEPS = 24
@@ -40,7 +41,7 @@ def collect_words(env: Any, profile: AgentProfile) -> tuple[str, ...]:
     for seed in range(episodes):
         episode = play_episode(game, profile, _legal_or_empty, rng, seed=seed, max_steps=_STEPS)
         for step in episode.steps:
-            texts |= {message["content"] for message in profile.prompt(step.context)}
+            texts |= {strip_marks(message["content"]) for message in profile.prompt(step.context)}
             texts.add(profile.respond.format(action=step.action))
     game.close()
     # Prompts repeat each other: their pieces are few. A line break is a word of its own.

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Protocol
 
+from rllib_gigpo.vision.pictures import Picture
+
 Message = dict[str, str]
 
 _FIELDS = frozenset(
@@ -18,12 +20,13 @@ class PromptContext:
 
     Attributes:
         task: The environment's task text (empty when it has none).
-        observation: The current observation.
+        observation: The current observation; a mark stands where it shows a picture.
         history: The memory's text (empty at the first step).
         history_length: Number of steps that the history shows.
         step: Number of steps already taken, 0 at the start.
         admissible_actions: What the environment offers; empty when it offers nothing.
         info: The environment's whole info dict.
+        pictures: The pictures of all marks that a text may hold, by name.
     """
 
     task: str
@@ -33,6 +36,7 @@ class PromptContext:
     step: int = 0
     admissible_actions: tuple[str, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
 
 
 def check_fields(what: str, text: str, allowed: Set[str]) -> None:
@@ -104,13 +108,12 @@ class ChatTemplate:
         """Build the messages of one step.
 
         Raises:
-            TypeError: The observation is a picture.
+            TypeError: The observation is no text.
         """
         if not isinstance(context.observation, str):
             raise TypeError(
-                f"the observation is a {type(context.observation).__name__}, and this prompt shows "
-                "text alone: play the environment's text view (view='text'), or give an "
-                "AgentProfile whose prompt shows pictures"
+                f"the observation is a {type(context.observation).__name__}, expected text: "
+                "Gallery().show(observation) writes pictures as marks in a text"
             )
         actions = self.action_separator.join(
             self.action_line.format(action=action)

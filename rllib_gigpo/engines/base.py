@@ -19,6 +19,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from rllib_gigpo.vision.pictures import PlacedPicture
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -63,6 +65,7 @@ class Request:
         agent_id: Which agent of the episode asks.
         group_id: Requests of one rollout group share it; all go to one engine, whose prefix cache
             they share.
+        images: Pictures that the model sees in the place of prompt tokens.
     """
 
     prompt_ids: np.ndarray
@@ -72,6 +75,7 @@ class Request:
     policy_id: str = "default_policy"
     agent_id: str = "agent"
     group_id: int = 0
+    images: tuple[PlacedPicture, ...] = ()
 
 
 @dataclass(frozen=True)

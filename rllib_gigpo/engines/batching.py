@@ -3,7 +3,8 @@
     waiting requests -> slots -> one forward pass over all rows -> a new token per row -> finished
 
 Requests with equal prompts that are admitted together share the prompt's forward pass, and a
-prompt that starts like one still in the cache computes only what differs.
+prompt that starts like one still in the cache computes only what differs. Pictures are equal where
+every pixel is: in the place of their tokens a prompt holds addresses of their features.
 
 Legend: A running rows, C context tokens, U prompts with context, P prompt length.
 """
@@ -26,6 +27,8 @@ from rllib_gigpo.engines.flat_tokens import FlatTokens, Prompt
 from rllib_gigpo.engines.kv_cache import SlotCache
 from rllib_gigpo.engines.stop_strings import StopRule
 from rllib_gigpo.engines.token_sampling import SamplingBatch, sample, uniforms
+from rllib_gigpo.engines.view import Seen, View
+from rllib_gigpo.vision.sight import Sight
 
 # A shorter common start is recomputed: finding and copying it would cost more.
 _MIN_SHARED = 16
@@ -35,21 +38,44 @@ _NO_TOKEN = -1
 
 
 class Row:
-    """One request and its response so far; `position` is where its newest token stands."""
+    """One request and its response so far; `position` is where its newest token stands.
+
+    Args:
+        request: The request.
+        rule: Ends the response.
+        limit: Response length limit.
+        future: Gets the completion.
+        seen: The request's pictures as the engine knows them, where the model sees any.
+    """
 
     def __init__(
-        self, request: Request, rule: StopRule, limit: int, future: asyncio.Future[Completion]
+        self,
+        request: Request,
+        rule: StopRule,
+        limit: int,
+        future: asyncio.Future[Completion],
+        seen: Seen | None = None,
     ):
         self.request = request
         self.rule = rule
         self.limit = limit
         self.future = future
-        self.prompt = np.ascontiguousarray(request.prompt_ids, dtype=np.int32)
+        ids = request.prompt_ids if seen is None else seen.addressed
+        self.prompt = np.ascontiguousarray(ids, dtype=np.int32)
+        self.rotary = None if seen is None else seen.rotary
         self.key = self.prompt.tobytes()
         self.token_ids: list[int] = []
         self.logps: list[float] = []
-        self.newest = int(self.prompt[-1])
+        self.newest = int(request.prompt_ids[-1])
         self.position = len(self.prompt) - 1
+
+    def rotary_position(self) -> np.ndarray:
+        """Rotary position [3] of the newest token; responses count on from the prompt's largest."""
+        if self.rotary is None:
+            return np.full(3, self.position)
+        if not self.token_ids:
+            return self.rotary[:, -1]
+        return np.full(3, self.rotary.max() + len(self.token_ids))
 
     def push(self, token: int, logp: float) -> FinishReason | None:
         """Append a token; say why the response is over, or None."""
@@ -93,6 +119,7 @@ class PolicyBatch:
         max_num_batched_tokens: Context tokens computed in one pass, padding included; a single
             longer prompt still runs.
         counts: Where totals are kept.
+        sight: The model's image side, or None.
     """
 
     def __init__(
@@ -101,6 +128,7 @@ class PolicyBatch:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
         *,
+        sight: Sight | None = None,
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -122,6 +150,7 @@ class PolicyBatch:
         self._waiting: deque[Row] = deque()
         self._rows: list[Row | None] = []
         self._settings: SamplingBatch | None = None
+        self._view = None if sight is None else View(sight, model)
         # Prompts whose keys and values a slot holds, also after its row has finished.
         self._cached = np.full((0, 0), _NO_TOKEN, dtype=np.int32)
 
@@ -129,6 +158,15 @@ class PolicyBatch:
     def busy(self) -> bool:
         """Whether requests run or wait."""
         return bool(self._waiting) or any(row is not None for row in self._rows)
+
+    def look(self, request: Request) -> Seen | None:
+        """Take a request's pictures in; None for a model that sees none."""
+        return None if self._view is None else self._view.look(request)
+
+    @property
+    def sees_pictures(self) -> bool:
+        """Whether the model does."""
+        return self._view is not None
 
     def add(self, row: Row) -> None:
         """Queue a request."""
@@ -153,6 +191,8 @@ class PolicyBatch:
     def forget_prompts(self) -> None:
         """Share nothing with earlier requests; results then depend on later requests alone."""
         self._cached.fill(_NO_TOKEN)
+        if self._view is not None:
+            self._view.forget_features()
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Row, Completion]]:
@@ -209,7 +249,7 @@ class PolicyBatch:
                 if _starts_like_another(row, shared, admitted):
                     postponed.append(row)
                     continue
-                prompt = Prompt(row.prompt, shared, source)
+                prompt = Prompt(row.prompt, shared, source, rotary=row.rotary)
                 width = max(longest, len(prompt.context))
                 if admitted and width * (len(admitted) + 1) > self._max_num_batched_tokens:
                     self._waiting.appendleft(row)
@@ -273,14 +313,20 @@ class PolicyBatch:
 
     def _forward(self, rows: list[Row], prompts: list[Prompt]) -> torch.Tensor:
         """Logits [A, V] of the token after each row's newest one."""
+        has_rotary = self._view is not None and self._view.has_rotary
         flat = FlatTokens(
             np.array([row.newest for row in rows]),
             np.array([row.position for row in rows]),
             self._cache,
+            np.stack([row.rotary_position() for row in rows], axis=1) if has_rotary else None,
         )
         prompts = [prompt for prompt in prompts if len(prompt.context)]
         if prompts:
             flat.add_context(prompts)
+        if self._view is not None:
+            return self._view.logits(flat, self._no_mask, [row.request.images for row in rows])[
+                : len(rows)
+            ]
         output = self.model(
             input_ids=flat.ids(),
             position_ids=flat.positions(),

@@ -19,16 +19,18 @@ class Prompt:
     """A prompt about to be computed.
 
     Attributes:
-        token_ids: int32 [P].
+        token_ids: int32 [P]; in the place of pictures, addresses below 0 of their features.
         shared: Leading tokens whose keys and values slot `source` holds; at most P - 1.
         source: That slot.
         slots: Slots of all the rows that start with this prompt.
+        rotary: Rotary positions int64 [3, P], or None where they count like the slots'.
     """
 
     token_ids: np.ndarray
     shared: int = 0
     source: int = 0
     slots: list[int] = field(default_factory=list)
+    rotary: np.ndarray | None = None
 
     @property
     def context(self) -> np.ndarray:
@@ -43,14 +45,25 @@ class FlatTokens:
         newest: int64, newest token of each running row, in slot order.
         positions: int64, its position in the row.
         cache: The policy's cache.
+        rotary: int64 [3, rows], rotary positions of the newest tokens; None where they are the
+            positions in the row.
     """
 
-    def __init__(self, newest: np.ndarray, positions: np.ndarray, cache: SlotCache):
+    def __init__(
+        self,
+        newest: np.ndarray,
+        positions: np.ndarray,
+        cache: SlotCache,
+        rotary: np.ndarray | None = None,
+    ):
         self._cache = cache
         padding = np.zeros(max(0, MIN_ROWS - len(newest)), dtype=np.int64)
         self.rows = len(newest) + len(padding)
         self._ids = [np.concatenate((newest, padding))]
         self._positions = [np.concatenate((positions, padding))]
+        self._rotary = None
+        if rotary is not None:
+            self._rotary = [np.concatenate((rotary, np.tile(padding, (3, 1))), axis=1)]
         self._slots = [np.arange(len(newest))]
         self._written = [positions]
         self._sources = [np.arange(len(newest))]
@@ -65,6 +78,8 @@ class FlatTokens:
             steps = np.arange(length)
             self._ids.append(prompt.context)
             self._positions.append(prompt.shared + steps)
+            if self._rotary is not None and prompt.rotary is not None:
+                self._rotary.append(prompt.rotary[:, prompt.shared : -1])
             self._slots.append(np.repeat(prompt.slots, length))
             self._written.extend([prompt.shared + steps] * len(prompt.slots))
             self._sources.extend([start + steps] * len(prompt.slots))
@@ -83,13 +98,21 @@ class FlatTokens:
             mask=mask,
         )
 
+    @property
+    def has_context(self) -> bool:
+        """Whether prompts are computed; addresses of pictures stand nowhere else."""
+        return self._context is not None
+
     def ids(self) -> torch.Tensor:
         """Token ids, int64 [1, A + C]."""
         return self._tensor(self._ids)[None]
 
     def positions(self) -> torch.Tensor:
-        """Positions in the rows, int64 [1, A + C]."""
-        return self._tensor(self._positions)[None]
+        """Rotary positions, int64 [1, A + C], or [3, 1, A + C] where they have three dimensions."""
+        if self._rotary is None:
+            return self._tensor(self._positions)[None]
+        joined = np.concatenate(self._rotary, axis=1, dtype=np.int64)
+        return torch.from_numpy(joined).to(self._cache.device)[:, None]
 
     def layout(self) -> Layout:
         """What the attention must know."""

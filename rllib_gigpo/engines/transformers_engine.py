@@ -30,6 +30,7 @@ from rllib_gigpo.engines.batching import Counts, PolicyBatch, Row
 from rllib_gigpo.engines.kv_cache import ATTENTION
 from rllib_gigpo.engines.packing import Checksums, checksums
 from rllib_gigpo.models import load_causal_lm
+from rllib_gigpo.vision.sight import Sight, load_sight
 
 _ROPE_BY_BATCH = ("dynamic", "longrope")
 
@@ -51,6 +52,7 @@ class TransformersEngine:
             owns: it casts and moves it and sets its attention.
         tokenizers: From policy id to tokenizer, for stop strings with models that are not given by
             folder or id.
+        sights: From policy id to image side, for image-text models that are not given so.
         dtype: Type of weights and cache, such as "float32" or "bfloat16".
         device: The CPU or a CUDA device; None for CUDA if there is a GPU, else the CPU.
         max_model_len: Longest prompt plus response; None for what every model allows.
@@ -67,6 +69,7 @@ class TransformersEngine:
         models: Mapping[str, str | Path | PreTrainedModel],
         *,
         tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
+        sights: Mapping[str, Sight] | None = None,
         dtype: str = "float32",
         device: str | torch.device | None = None,
         max_model_len: int | None = None,
@@ -97,6 +100,9 @@ class TransformersEngine:
             tokenizer = (tokenizers or {}).get(policy_id)
             if tokenizer is None and not isinstance(source, PreTrainedModel):
                 tokenizer = AutoTokenizer.from_pretrained(source)
+            sight = (sights or {}).get(policy_id)
+            if sight is None and not isinstance(source, PreTrainedModel):
+                sight = load_sight(str(source))
             self._batches[policy_id] = PolicyBatch(
                 policy_id,
                 model,
@@ -105,6 +111,7 @@ class TransformersEngine:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 counts=self._counts,
+                sight=sight,
             )
         self._adapters = {policy_id: MergedAdapter(model) for policy_id, model in loaded.items()}
         self._loaded: dict[str, tuple[str, ...]] = dict.fromkeys(loaded, ())
@@ -142,7 +149,7 @@ class TransformersEngine:
         limit = min(sampling.max_tokens, self._max_model_len - len(request.prompt_ids))
         loop = asyncio.get_running_loop()
         self._start(loop)
-        row = Row(request, rule, limit, loop.create_future())
+        row = Row(request, rule, limit, loop.create_future(), batch.look(request))
         self._running[request.request_id] = row
         batch.add(row)
         try:
@@ -300,6 +307,10 @@ class TransformersEngine:
         if self._asleep:
             raise EngineError("the engine sleeps: call wake() before generate()")
         complaint = _complaint(request, batch.vocab_size, self._max_model_len)
+        if request.images and not batch.sees_pictures:
+            complaint = f"it shows {len(request.images)} picture(s), and the model reads text alone"
+        if any(sum(run) == len(request.prompt_ids) for p in request.images for run in p.runs):
+            complaint = "its prompt ends in a picture: end it with the template's generation prompt"
         if request.request_id in self._running:
             complaint = "its request_id is already running: make ids unique"
         if complaint is not None:

@@ -14,6 +14,7 @@ import transformers
 from rllib_gigpo.models import smollm2, tiny
 from rllib_gigpo.models.cache import build_once
 from rllib_gigpo.models.spec import SMOLLM2, TINY, ModelSpec
+from rllib_gigpo.vision.families import MODEL_TYPES
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
 
@@ -82,7 +83,7 @@ def load_tokenizer(path: str) -> transformers.PreTrainedTokenizerBase:
 def load_causal_lm(
     path: str, dtype: torch.dtype = torch.float32, **overrides: Any
 ) -> transformers.PreTrainedModel:
-    """Load a causal language model in evaluation mode (no dropout).
+    """Load a causal language or image-text model in evaluation mode (no dropout).
 
     Args:
         path: What `materialize` returned.
@@ -96,7 +97,7 @@ def load_causal_lm(
     """
     settings: dict[str, Any] = {"attn_implementation": "sdpa"} | overrides
     model, report = _load(
-        transformers.AutoModelForCausalLM.from_pretrained,
+        model_class(path).from_pretrained,
         "causal language model",
         path,
         dtype=dtype,
@@ -111,6 +112,14 @@ def load_causal_lm(
             f"(the first: {missing[0]!r}), which would start random: use a complete checkpoint"
         )
     return model.eval()
+
+
+def model_class(path: str) -> Any:
+    """Return transformers' class for the models of a folder or id: image-text where it sees."""
+    config = _load(transformers.AutoConfig.from_pretrained, "model config", path)
+    if config.model_type in MODEL_TYPES:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
 
 
 def load_generation_config(path: str) -> transformers.GenerationConfig:

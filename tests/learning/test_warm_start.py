@@ -36,7 +36,7 @@ def answers(folder: str) -> list[str]:
     requests = []
     for seed in SEEDS:
         observation, _ = KeyDoor().reset(seed=seed)
-        ids = encoder.tokenize([{"role": "user", "content": observation}])
+        ids = encoder.tokenize([{"role": "user", "content": observation}]).ids
         requests.append(Request(ids, sampling, seed, str(seed)))
     engine: Engine = TransformersEngine({"default_policy": folder})
     completions: list[Completion] = asyncio.run(generate_batch(engine, requests))
