@@ -1,6 +1,6 @@
 """The quickstart: GiGPO teaches a from-scratch language model to play KeyDoor on a laptop.
 
-    python -m rllib_gigpo.quickstart [--algo gigpo|grpo] [--seed 0] [--output runs/quickstart]
+    python -m rllib_gigpo.quickstart [--algo gigpo|grpo|...] [--seed 0] [--output runs/quickstart]
 
 A supervised warm start on random legal actions teaches the response format; everything else is
 learned by reinforcement. Writes `summary.json`, `learning_curve.png` and a checkpoint.
@@ -15,10 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rllib_gigpo.presets import PRESETS
+
 _STARTED = time.perf_counter()
 
 _ENV = "KeyDoor"
 _WARM_START_EPISODES = 400
+_EPISODES = 128
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="GiGPO teaches a from-scratch language model to play KeyDoor."
     )
-    parser.add_argument("--algo", choices=("gigpo", "grpo"), default="gigpo")
+    parser.add_argument("--algo", choices=PRESETS, default="gigpo", help="a preset")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--output", default="runs/quickstart")
@@ -89,17 +92,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _config(args: argparse.Namespace) -> Any:
     from rllib_gigpo import GiGPOConfig
 
+    config = GiGPOConfig.preset(args.algo)
     return (
-        GiGPOConfig()
-        .environment(_ENV)
+        config.environment(_ENV)
         .llm(model="tiny", max_prompt_tokens=64, max_response_tokens=8, eval_temperature=1.0)
         .training(
-            num_groups=16,
-            group_size=8,
-            omega=0.0 if args.algo == "grpo" else 1.0,
-            gamma=0.95,
-            f_norm="std",
+            num_groups=_EPISODES // config.group_size,
             lr=1e-3,
+            critic_lr=1e-3,
             adam_betas=(0.9, 0.99),
             weight_decay=0.0,
             kl_coeff=0.0,
@@ -170,7 +170,7 @@ def _plot(
         xlabel="environment steps",
         ylabel="success (%)",
         ylim=(-3, 103),
-        title=f"{algo.upper().replace('GIGPO', 'GiGPO')} on {_ENV}",
+        title=f"{PRESETS[algo].label} on {_ENV}",
     )
     axes.grid(alpha=0.3)
     axes.legend()
