@@ -70,6 +70,10 @@ class StdioTransport:
         except OSError as error:
             self._errors.close()
             raise MCPError(f"the MCP server {command!r} cannot be started: {error}") from error
+        assert self._process.stdout is not None
+        # Not select(): it knows no file numbers above 1,023, which hundreds of episodes reach.
+        self._answers = select.poll()
+        self._answers.register(self._process.stdout, select.POLLIN)
         self._rest = b""
         self.close = weakref.finalize(self, _stop, self._process, self._errors)
 
@@ -93,7 +97,7 @@ class StdioTransport:
         assert self._process.stdout is not None
         while b"\n" not in self._rest:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._process.stdout], [], [], left)[0]:
+            if not self._answers.poll(left * 1000):
                 raise MCPError(
                     f"the MCP server {self.command!r} did not answer within {timeout_s:g} s: raise "
                     "env_config['timeout_s'] if its tools take longer"

@@ -110,7 +110,7 @@ def _games(target: str) -> list[str]:
     if not found:
         raise FileNotFoundError(
             f"textworld:{target} names no game: expected a {' or '.join(_SUFFIXES)} file, a folder "
-            "or a pattern; `tw-make simple --output games/one.z8` makes one"
+            "or a pattern; TextWorld's command tw-make makes games"
         )
     return found
 

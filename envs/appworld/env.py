@@ -15,6 +15,7 @@ from typing import IO, Any
 from envs.adapters.base import AdapterEnv, Turn
 from envs.appworld.leases import lease
 from envs.appworld.server import AppWorldError, Server
+from envs.appworld.solution import next_code
 
 SUCCESS_REWARD = 10.0
 SHIPPED_TASKS = tuple(f"shipped_{number}" for number in range(16))
@@ -95,6 +96,19 @@ class AppWorld(AdapterEnv):
         """Return the ids of all tasks; any goes to `reset` as the option `task_id`."""
         return list(self._listed)
 
+    def expert_action(self) -> str:
+        """Return the next code of a solution, in the shipped world.
+
+        Raises:
+            ValueError: AppWorld itself ships no solutions that could be played.
+            RuntimeError: No episode is running.
+        """
+        if self.world != "shipped":
+            raise ValueError("world='appworld' has no expert; world='shipped' has one")
+        if self._is_over:
+            raise RuntimeError("no episode is running; call reset() before expert_action()")
+        return next_code(self._facts["task"], self._email, self._seen)
+
     def _start(self, seed: int, options: Mapping[str, Any]) -> Turn:
         task_id = options.get("task_id", self._listed[seed % len(self._listed)])
         if task_id not in self._listed:
@@ -116,24 +130,25 @@ class AppWorld(AdapterEnv):
         )
         self._open_task = task_id
         person = told["supervisor"]
+        self._email = person["email"]
         self._facts = {"task": told["instruction"], "task_id": task_id, "won": False}
-        return Turn(
+        self._seen = (
             f"You act for {person['first_name']} {person['last_name']} (email "
-            f"{person['email']}, phone {person['phone_number']}). It is {told['datetime']}.",
-            info=dict(self._facts),
+            f"{person['email']}, phone {person['phone_number']}). It is {told['datetime']}."
         )
+        return Turn(self._seen, info=dict(self._facts))
 
     def _act(self, action: str) -> Turn:
         server = self._server()
         about = {"task_id": self._open_task}
-        output = str(server.ask("execute", {**about, "code": action})).strip()
+        self._seen = str(server.ask("execute", {**about, "code": action})).strip()
         info = {**self._facts, "is_action_valid": _is_code(action)}
         done = bool(server.ask("task_completed", about))
         if done or self.is_last_step:
             verdict = server.ask("evaluate", {**about, "suppress_errors": True, "report": False})
             info["won"] = done and bool(verdict["success"])
             info["score"] = len(verdict["passes"]) / max(1, int(verdict["num_tests"]))
-        return Turn(output, SUCCESS_REWARD * info["won"], done, info=info)
+        return Turn(self._seen, SUCCESS_REWARD * info["won"], done, info=info)
 
     def _release(self) -> None:
         if self._running is None:
