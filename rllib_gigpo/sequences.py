@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from rllib_gigpo.chunked import token_logps
 from rllib_gigpo.vision.pictures import PlacedPicture
 
 if TYPE_CHECKING:
@@ -177,17 +178,17 @@ def response_logps(
     body, output_layer = _parts(model)
     spoken = _spoken(body, batch, model.device, sight)
     mask = batch.mask.to(model.device)
-    logits = output_layer(spoken).float()
-    if temperature not in (0.0, 1.0):
-        logits = logits / temperature
-    all_logps = torch.log_softmax(logits, dim=-1)
-    chosen = all_logps.gather(-1, batch.targets.to(model.device)[mask][:, None]).squeeze(-1)
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        flat_entropy = -(all_logps.exp() * all_logps).sum(-1)
+    found = token_logps(
+        output_layer,
+        spoken,
+        batch.targets.to(model.device)[mask],
+        temperature=temperature,
+        entropy_grad=entropy_grad,
+    )
     index = batch.index.to(model.device)
     return ResponseLogps(
-        logps=_unflatten(chosen, mask)[index],
-        entropy=_unflatten(flat_entropy, mask)[index],
+        logps=_unflatten(found.logps, mask)[index],
+        entropy=_unflatten(found.entropy, mask)[index],
         mask=mask[index],
         values=None if value_head is None else _unflatten(value_head(spoken), mask)[index],
     )
