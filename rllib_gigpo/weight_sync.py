@@ -13,7 +13,9 @@ the learner's up to rounding, so that the right tensors also stand in the right 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,6 +50,11 @@ class WeightSync:
         runner_groups: The EnvRunner groups that play.
         first_learner: Calls a function on one learner.
         learner_is_local: Whether that learner lives in this process.
+
+    Attributes:
+        fleet: The engine actors, or None where engines live in the runners.
+        seconds: Wall-clock of the last push by part: "publish" by the learner, "load" by the
+            engines, and the two parts of the proof, "checksums" and "probe".
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class WeightSync:
         self.config = config
         self._groups = list(runner_groups)
         self._first_learner = first_learner
+        self.seconds: dict[str, float] = {}
         self._published: dict[str, Published] = {}
         self._version = -1
         self._probe_prompt = probe_prompt(config)
@@ -106,15 +114,25 @@ class WeightSync:
             RuntimeError: An engine serves something else afterwards.
         """
         call = partial(_published, version=version, by_object_store=self._crosses)
-        self._published = self._first_learner(call)
-        self._version = version
-        if self.fleet is not None:
-            for module_id, published in self._published.items():
-                self.fleet.publish(module_id, published, self._sender(module_id))
-            self._wake()
-        self.repeat()
-        self._check_checksums()
-        self._probe(version)
+        with self._timed("publish"):
+            self._published = self._first_learner(call)
+            self._version = version
+        with self._timed("load"):
+            if self.fleet is not None:
+                for module_id, published in self._published.items():
+                    self.fleet.publish(module_id, published, self._sender(module_id))
+                self._wake()
+            self.repeat()
+        with self._timed("checksums"):
+            self._check_checksums()
+        with self._timed("probe"):
+            self._probe(version)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - start
 
     def _sender(self, module_id: str) -> Any:
         """Return what brings weights to a policy's engines directly, or None for the store."""
