@@ -227,6 +227,6 @@ class AppWorld(AdapterEnv):
 
 def _is_code(action: str) -> bool:
     try:
-        return bool(ast.parse(action).body)
+        return bool(ast.parse(action.strip()).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False

@@ -1,4 +1,8 @@
-"""How the tasks of the shipped world are solved, in two pieces of code."""
+"""How the tasks of the shipped world are solved, in two lines of code.
+
+One line each: word-level tokenizers, such as the tiny model's, put a blank before every line but
+the first, which Python takes for an indentation.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,9 @@ def next_code(task: str, email: str, seen: str) -> str:
         return f"apis.supervisor.complete_task(answer='{found[1]}')"
     title = _TITLE.search(task)
     assert title is not None, "the shipped world asks about notes only"
+    password = "apis.supervisor.show_account_passwords()[0]['password']"
+    login = f"apis.notes.login(username='{email}', password={password})"
     return (
-        "password = apis.supervisor.show_account_passwords()[0]['password']\n"
-        f"token = apis.notes.login(username='{email}', password=password)['access_token']\n"
-        f"print(apis.notes.show_note(access_token=token, title='{title[1]}')['content'])"
+        f"print(apis.notes.show_note(access_token={login}['access_token'], title='{title[1]}')"
+        "['content'])"
     )

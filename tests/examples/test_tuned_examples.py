@@ -13,7 +13,7 @@ _SCRIPTS = sorted(p.name for p in _FOLDER.glob("*.py") if not p.name.startswith(
 
 def test_there_are_examples():
     assert {"alfworld_gigpo.py", "search_gigpo.py", "webshop_gigpo.py"} <= set(_SCRIPTS)
-    assert {"cards_gigpo.py", "sokoban_gigpo.py"} <= set(_SCRIPTS)
+    assert {"appworld_gigpo.py", "cards_gigpo.py", "sokoban_gigpo.py"} <= set(_SCRIPTS)
 
 
 @pytest.mark.parametrize("script", _SCRIPTS)
@@ -52,6 +52,18 @@ def test_defaults_are_the_papers_and_all_settings_are_valid(script: str, monkeyp
     assert found == _PAPER[script]
     assert (config.omega, config.gamma, config.lr) == (1.0, 0.95, 1e-6)
     module.demo_config(module.parser.parse_args(["--smoke"])).validate()
+
+
+def test_appworlds_settings_are_valid_for_both_worlds(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(_FOLDER)
+    module = importlib.import_module("appworld_gigpo")
+    real = ["--python-executable", sys.executable, "--root", str(tmp_path)]
+    for arguments, world in ((real, {"python_executable": sys.executable}), ([], {})):
+        config = module.paper_config(module.parser.parse_args(arguments))
+        config.validate()
+        assert config.env_config["horizon"] == 50
+        assert world.items() <= config.env_config.items()
+    module.demo_config(module.parser.parse_args([*real, "--smoke"])).validate()
 
 
 # Groups, steps, rows per optimizer step, iterations, interval of evaluations: the authors' scripts.

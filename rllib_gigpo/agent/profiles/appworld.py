@@ -1,5 +1,6 @@
 """AppWorld: the task, how the APIs are used, the last steps, and one piece of code."""
 
+import textwrap
 from dataclasses import dataclass
 
 from rllib_gigpo.agent.memory import LastSteps
@@ -33,7 +34,9 @@ Think about the next small step first, inside <think> </think>, then write its c
 
 @dataclass(frozen=True)
 class CodeParser:
-    """Takes the last `<code>` block as it is: in Python, blanks and line breaks have a meaning.
+    """Takes the last `<code>` block with its blanks and line breaks, which mean something in Python.
+
+    A Markdown fence around it, and an indentation of all its lines, are taken away.
 
     A response is valid when it holds a thought and, after it, a code block; without a block the
     last `fallback_chars` characters are sent.
@@ -55,11 +58,10 @@ class CodeParser:
 
 
 def _unfenced(code: str) -> str:
-    """Take a Markdown fence away, which models write around code by habit."""
     lines = code.strip("\n").split("\n")
     if len(lines) > 2 and lines[0].strip().startswith("```") and lines[-1].strip() == "```":
         lines = lines[1:-1]
-    return "\n".join(lines).rstrip()
+    return textwrap.dedent("\n".join(lines)).strip()
 
 
 def profile() -> AgentProfile:
@@ -69,5 +71,5 @@ def profile() -> AgentProfile:
         memory=LastSteps(2),
         parser=CodeParser(),
         stop=("</code>",),
-        respond="<think> I take the next small step. </think> <code>{action}</code>",
+        respond="<think> I take the next small step. </think> <code> {action} </code>",
     )
