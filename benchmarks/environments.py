@@ -9,7 +9,9 @@ live, without drawing the actions; `reference_steps_per_s`, the same of the benc
 in the same run, or null; `reset_ms`, milliseconds of a reset once its task is loaded;
 `mb_per_episode`, megabytes of resident memory per live episode of loaded tasks; `repeat_share`,
 share of the random policy's steps whose anchor state occurs again in their group of 8;
-`solver_success`, share of 100 fixed tasks (see `fixed_tasks`) that the expert wins, or null.
+`solver_success`, share of 100 fixed winnable tasks that the expert wins, or null without an expert;
+`winnable_share`, share of the tasks looked at for them that can be won, by the environment's own
+`is_winnable()`; 1 where it has none.
 """
 
 import argparse
@@ -30,9 +32,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.report import report, timed
 from envs.catalog import ENVIRONMENTS, make
-from envs.webshop.catalogue import Catalogue
-from envs.webshop.goals import Goal, open_goals
-from envs.webshop.reward import purchase_reward
 from rllib_gigpo.anchor_study import play_groups, study
 from rllib_gigpo.games import SOLO_AGENT, Game
 from rllib_gigpo.grouping import AnchorRule
@@ -43,7 +42,8 @@ TASKS, EPISODES = 16, 512
 WARM_UP_ROUNDS, ROUNDS = 5, 25
 REFERENCE_EPISODES, REFERENCE_STEPS = 2, 15
 GROUP_SIZE = 8
-SOLVED_TASKS = 100
+SOLVED_TASKS, LOOKED_AT = 100, 400
+_GOLDEN = 0.6180339887498949
 # AppWorld's live episodes are server processes: hundreds at once are no sensible load.
 DEFAULT_NAMES = (*(name for name in ENVIRONMENTS if name != "AppWorld"), "gym:FrozenLake-v1")
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -60,6 +60,7 @@ class Figures(NamedTuple):
     mb_per_episode: float
     repeat_share: float
     solver_success: float | None
+    winnable_share: float | None
 
 
 class Episode:
@@ -170,45 +171,48 @@ def repeat_share(name: str, make_env: Callable[[], Any]) -> float:
     return study(groups, AnchorRule()).repeat_share
 
 
-def solver_success(name: str, make_env: Callable[[], Any]) -> float | None:
-    """Return the share of 100 fixed tasks that the expert wins, None without an expert."""
+class Solved(NamedTuple):
+    """How an expert does: shares of the winnable tasks, and of all that were looked at."""
+
+    success: float
+    winnable_share: float
+
+
+def solved_by_expert(name: str, make_env: Callable[[], Any]) -> Solved | None:
+    """Let the expert play 100 fixed tasks that can be won; None without an expert.
+
+    Raises:
+        RuntimeError: Too few tasks can be won.
+    """
     env = make_env()
     own = env.unwrapped
     if not hasattr(own, "expert_action"):
         return None
-    tasks = fixed_tasks(name, own)
-    game, profile, won = Game(env, name), get_env_spec(name).profile(), 0
-    for seed, options in enumerate(tasks):
-        played = play_episode(game, profile, expert, random.Random(0), seed=seed, options=options)
-        won += bool(played.verdict.get("won"))
+    game, profile = Game(env, name), get_env_spec(name).profile()
+    looked_at, played, won = 0, 0, 0
+    for seed, options in enumerate(candidates(own)):
+        looked_at += 1
+        game.reset(seed, options)
+        if hasattr(own, "is_winnable") and not own.is_winnable():
+            continue
+        episode = play_episode(game, profile, expert, random.Random(0), seed=seed, options=options)
+        played += 1
+        won += bool(episode.verdict.get("won"))
+        if played == SOLVED_TASKS:
+            break
     game.close()
-    return won / len(tasks)
+    if played < SOLVED_TASKS:
+        raise RuntimeError(f"{name}: {played} of {looked_at} tasks can be won: expected 100")
+    return Solved(won / played, played / looked_at)
 
 
-def fixed_tasks(name: str, env: Any) -> list[dict[str, str] | None]:
-    """Return the reset options of 100 tasks, spread over all; None leaves the choice to the seed.
-
-    Of WebShop's those that can be won: the official reward gives less than 1 to the very product
-    and options of some official goals.
-    """
+def candidates(env: Any) -> list[dict[str, str] | None]:
+    """Return the reset options of fixed tasks, spread over all; None leaves it to the seed."""
     if not hasattr(env, "task_ids"):
-        return [None] * SOLVED_TASKS
+        return [None] * LOOKED_AT
     ids = env.task_ids()
-    spread = [ids[number * len(ids) // (2 * SOLVED_TASKS)] for number in range(2 * SOLVED_TASKS)]
-    if name == "WebShop":
-        goals = open_goals(env.catalogue, "synthetic", "train")
-        numbers = [goals.find(task_id) for task_id in spread]
-        wanted = [goals[number] for number in numbers if number is not None]
-        spread = [goal.task_id for goal in wanted if best_score(env.catalogue, goal) == 1.0]
-    step = len(spread) // SOLVED_TASKS
-    return [{"task_id": task_id} for task_id in spread[::step][:SOLVED_TASKS]]
-
-
-def best_score(catalogue: Catalogue, goal: Goal) -> float:
-    """Return the reward of buying the goal's own product with its own options."""
-    row = catalogue.row_of(goal.asin)
-    assert row is not None, "goals are made from products of the catalogue"
-    return purchase_reward(catalogue.product(row), goal, dict(goal.options)).score
+    # Steps of the golden ratio: any first hundred of them are spread over all tasks.
+    return [{"task_id": ids[int(number * _GOLDEN % 1.0 * len(ids))]} for number in range(LOOKED_AT)]
 
 
 @contextmanager
@@ -254,13 +258,15 @@ def measure(name: str, config: Config) -> Figures:
     """Measure one environment."""
     make_env = functools.partial(get_env_spec(name).make, config)
     steps_per_s, reset_ms, mb = measure_speed(make_env)
+    solved = solved_by_expert(name, make_env)
     return Figures(
         steps_per_s=round(steps_per_s, 1),
         reference_steps_per_s=_rounded(measure_reference(name, config), 2),
         reset_ms=round(reset_ms, 4),
         mb_per_episode=round(mb, 5),
         repeat_share=round(repeat_share(name, make_env), 4),
-        solver_success=solver_success(name, make_env),
+        solver_success=None if solved is None else solved.success,
+        winnable_share=None if solved is None else round(solved.winnable_share, 4),
     )
 
 

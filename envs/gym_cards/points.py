@@ -44,6 +44,11 @@ class Points(CardGame):
         rest = shortest_continuation(self.numbers, self.actions, self.goal, written)
         return rest[0] if rest else "="
 
+    def is_winnable(self) -> bool:
+        """Return whether any formula of the cards is worth the goal."""
+        self._require_episode("is_winnable")
+        return bool(shortest_continuation(self.numbers, self.actions, self.goal, ()))
+
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers of the cards, left to right."""

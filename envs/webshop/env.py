@@ -151,6 +151,18 @@ class WebShop(gymnasium.Env[str, str]):
         self._require_episode("expert_action")
         return expert_action(self.catalogue, self._goal, self._state)
 
+    def is_winnable(self) -> bool:
+        """Return whether the goal's own product, bought with its own options, scores 1.
+
+        The official reward gives less to some official goals: it compares some options by their
+        colour alone.
+        """
+        self._require_episode("is_winnable")
+        row = self.catalogue.row_of(self._goal.asin)
+        assert row is not None, "goals are made from products of the catalogue"
+        own = self.catalogue.product(row)
+        return purchase_reward(own, self._goal, dict(self._goal.options)).score == 1.0
+
     def random_action(self, rng: random.Random) -> str:
         """Draw a possible action; a search is for up to three words of the instruction.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 
@@ -10,6 +9,7 @@ import pytest
 
 from benchmarks import environments as benchmark
 from envs.catalog import ENVIRONMENTS, make
+from envs.key_door import KeyDoor
 
 
 def test_all_figures_of_an_environment(monkeypatch):
@@ -38,25 +38,49 @@ def test_rounds_count_steps_and_start_over(name):
 def test_an_environment_without_a_solver_has_no_success():
     from tests.broken_envs import Silent
 
-    assert benchmark.solver_success("KeyDoor", Silent) is None
+    assert benchmark.solved_by_expert("KeyDoor", Silent) is None
 
 
-def test_a_hundred_fixed_tasks_spread_over_all():
+def test_the_tasks_are_fixed_and_spread_over_all():
     env = make("ALFWorld", **ENVIRONMENTS["ALFWorld"].contract_kwargs)
-    tasks = benchmark.fixed_tasks("ALFWorld", env)
-    assert len(tasks) == 100
-    assert {task["task_id"] for task in tasks if task} == set(env.task_ids())
-    assert benchmark.fixed_tasks("KeyDoor", make("KeyDoor")) == [None] * 100
+    tasks = benchmark.candidates(env)
+    assert tasks == benchmark.candidates(env)
+    assert {task["task_id"] for task in tasks[:100] if task} == set(env.task_ids())
+    assert set(map(str, benchmark.candidates(make("KeyDoor")))) == {"None"}
 
 
-def test_webshops_tasks_are_different_and_can_be_won():
+def test_webshops_first_hundred_tasks_are_different():
     pytest.importorskip("bm25s", reason="WebShop needs the extra [webshop]")
     env = make("WebShop")
-    tasks = benchmark.fixed_tasks("WebShop", env)
-    ids = [task["task_id"] for task in tasks if task]
+    ids = [task["task_id"] for task in benchmark.candidates(env)[:100] if task]
     assert len(set(ids)) == 100
     assert set(ids) <= set(env.task_ids())
-    assert benchmark.solver_success("WebShop", functools.partial(make, "WebShop")) == 1.0
+
+
+class HalfLost(KeyDoor):
+    """KeyDoor whose odd seeds nobody can win."""
+
+    def reset(self, *, seed=None, options=None):
+        self.is_lost = bool(seed is not None and seed % 2)
+        return super().reset(seed=seed, options=options)
+
+    def is_winnable(self):
+        return not self.is_lost
+
+    def expert_action(self):
+        return "go nowhere" if self.is_lost else super().expert_action()
+
+
+def test_tasks_that_nobody_can_win_are_counted_and_not_played():
+    # Seeds 0, 2, ..., 198 can be won: 100 of the 199 that are looked at.
+    found = benchmark.solved_by_expert("KeyDoor", HalfLost)
+    assert found == (1.0, 100 / 199)
+
+
+def test_too_few_tasks_to_win_are_told(monkeypatch):
+    monkeypatch.setattr(benchmark, "LOOKED_AT", 50)
+    with pytest.raises(RuntimeError, match="25 of 50 tasks can be won"):
+        benchmark.solved_by_expert("KeyDoor", HalfLost)
 
 
 def test_without_real_data_what_ships_is_measured(tmp_path, monkeypatch):
@@ -73,7 +97,7 @@ def test_further_constructor_arguments_are_passed_on(monkeypatch, capsys):
 
     def measure(work, name, config):
         measured[name] = config
-        return benchmark.Figures(1.0, None, 1.0, 1.0, 1.0, None)
+        return benchmark.Figures(1.0, None, 1.0, 1.0, 1.0, None, None)
 
     monkeypatch.setattr(benchmark, "in_a_process", measure)
     arguments = ["environments", "Sokoban", "--env-config", '{"view": "rgb"}']

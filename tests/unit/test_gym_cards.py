@@ -250,6 +250,7 @@ def test_the_expert_wins_exactly_the_deals_that_can_be_won():
     for seed in range(40):
         env.reset(seed=seed)
         numbers = tuple(sorted(map(Fraction, env.numbers)))
+        assert env.is_winnable() == can_be_24(numbers), numbers
         terminated = False
         while not terminated:
             _, _, terminated, truncated, info = env.step(env.expert_action())
