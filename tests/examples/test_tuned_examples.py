@@ -59,7 +59,8 @@ def test_appworlds_settings_are_valid_for_both_worlds(tmp_path, monkeypatch):
     module = importlib.import_module("appworld_gigpo")
     real = ["--python-executable", sys.executable, "--root", str(tmp_path)]
     for arguments, world in ((real, {"python_executable": sys.executable}), ([], {})):
-        config = module.paper_config(module.parser.parse_args(arguments))
+        args = module.parser.parse_args(arguments)
+        config = module.paper_config(args).evaluation(evaluation_interval=args.evaluation_interval)
         config.validate()
         assert config.env_config["horizon"] == 50
         assert world.items() <= config.env_config.items()

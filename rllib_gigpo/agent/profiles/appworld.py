@@ -34,7 +34,7 @@ Think about the next small step first, inside <think> </think>, then write its c
 
 @dataclass(frozen=True)
 class CodeParser:
-    """Takes the last `<code>` block with its blanks and line breaks, which mean something in Python.
+    """Takes the last `<code>` block, its blanks and line breaks kept for Python.
 
     A Markdown fence around it, and an indentation of all its lines, are taken away.
 
