@@ -9,8 +9,8 @@ megabytes that it adds to its process meanwhile; `disk_mb`, size of the compiled
 resident megabytes that opening and 20,000 steps add to a process, mapped pages of the files
 included; `private_mb`, the part of it that other processes do not share; `steps_per_s`, per CPU
 second of one thread. `full_catalogue` says what 1.18 million products would take, reckoned from the
-largest size measured: `build_mb` and the files in proportion, the unshared part, which is caches of
-a fixed size, as it is.
+largest size measured, if that is at least 100,000: `build_mb` and the files in proportion, the
+unshared part, which is caches of a fixed size, as it is.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from envs.webshop.generate import write_official_files
 from envs.webshop.reward import title_nouns
 
 FULL = 1_180_000
+_LARGE_ENOUGH = 100_000  # below it, what every catalogue takes outweighs what products take
 EPISODES, WARM_UP_ROUNDS, ROUNDS = 100, 20, 200
 FRESH_SHARE = 0.2
 
@@ -118,11 +119,12 @@ def main() -> None:
         print(f"{size:,} products: {figures[str(size)]}", flush=True)
     names = list(next(iter(figures.values())))
     rows = [(int(size), *(found[name] for name in names)) for size, found in figures.items()]
-    largest, factor = figures[str(max(sizes))], FULL / max(sizes)
-    figures["full_catalogue"] = {
-        "build_mb": round(largest["build_mb"] * factor),
-        "memory_mb": round(largest["private_mb"] + largest["disk_mb"] * factor),
-    }
+    if max(sizes) >= _LARGE_ENOUGH:
+        largest, factor = figures[str(max(sizes))], FULL / max(sizes)
+        figures["full_catalogue"] = {
+            "build_mb": round(largest["build_mb"] * factor),
+            "memory_mb": round(largest["private_mb"] + largest["disk_mb"] * factor),
+        }
     report(
         f"{EPISODES} live episodes, {FRESH_SHARE:.0%} of the steps searches that are new",
         ("products", *(name.replace("_", " ") for name in names)),
