@@ -39,6 +39,9 @@ _PROBE_TEXT = (
     "reach the island before noon, because the wind was going to turn. They carried bread, water "
     "and two lamps. Please tell me in a few sentences what happened to them on the way."
 )
+# Mean difference per token. fp32 implementations differ by 1e-5. In bf16 SmolLM2 differs by 0.02 to
+# 0.06 with the right weights, on both engines; by 0.41 and more where the MLP of one layer is lost,
+# 0.24 and more where the engine is eight supervised steps of 1e-4 behind.
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.12}
 
 

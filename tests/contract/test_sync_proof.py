@@ -10,6 +10,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tiny_models import build_tiny_folder, tiny_adapter, tiny_model
 from rllib_gigpo.engines import adapters
 from rllib_gigpo.engines.packing import checksums, pack, unpack
 from rllib_gigpo.engines.published import Published, check_held, serve
+from rllib_gigpo.engines.transformers_engine import TransformersEngine
 
 POLICY = "default_policy"
 LAYER = "model.layers.1.mlp.down_proj"
@@ -65,8 +67,6 @@ def engine(request: pytest.FixtureRequest, folder: Path, dtype: str) -> Iterator
         )
         built: Any = VLLMEngine({POLICY: folder}, settings)
     else:
-        from rllib_gigpo.engines.transformers_engine import TransformersEngine
-
         built = TransformersEngine({POLICY: folder}, dtype=dtype, max_model_len=64)
     yield built
     built.close()
@@ -204,3 +204,49 @@ def _drop_in_vllm(kind: str, patch: pytest.MonkeyPatch) -> None:
                 policy, {**tensors, HALF: torch.zeros_like(tensors[HALF])}, *rest
             ),
         )
+
+
+@pytest.fixture
+def algorithm(local_ray):
+    from tests.tiny_runs import tiny_config
+
+    algorithm = tiny_config().build_algo()
+    yield algorithm
+    algorithm.stop()
+
+
+@pytest.mark.ray
+def test_a_run_whose_own_engine_kept_old_weights_stops(algorithm, monkeypatch):
+    def claim(engine: Any, policy_id: str, tensors: Any, version: int) -> None:
+        engine._batches[policy_id].version = version
+
+    algorithm.train()
+    algorithm.first_learner(_take_a_step_too_small_for_the_probe)
+    with monkeypatch.context() as patch:
+        patch.setattr(TransformersEngine, "load_weights", claim)
+        with pytest.raises(RuntimeError, match="computes with other tensors"):
+            algorithm.weights.push(algorithm.num_updates)
+    algorithm.weights.push(algorithm.num_updates)
+
+
+def _take_a_step_too_small_for_the_probe(learner: Any) -> None:
+    with torch.no_grad():
+        for parameter in learner.module[POLICY].parameters():
+            parameter.mul_(1 + 1e-6)
+
+
+@pytest.mark.ray
+def test_an_engine_that_is_built_later_is_checked_then(algorithm):
+    from rllib_gigpo.env_runner import LLMEnvRunner
+    from rllib_gigpo.gigpo import training_tasks
+
+    (sent,) = algorithm.first_learner(lambda learner: learner.published(1)).values()
+    for checksums_, fault in ((sent.checksums, None), ({"lm_head.weight": 1}, "other tensors")):
+        runner = LLMEnvRunner(config=algorithm.config, worker_index=0)
+        parcel = replace(sent, checksums=checksums_)
+        assert runner.load_weights({POLICY: parcel}) == {POLICY: 1}
+        assert runner.checksums() == {}
+        played = runner.play(training_tasks(algorithm.config, 0))
+        assert (played.error is None) == (fault is None)
+        assert fault is None or fault in str(played.error)
+        runner.stop()

@@ -7,7 +7,7 @@ from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.engines.base import Completion
 from rllib_gigpo.engines.published import Published, check_held
 from rllib_gigpo.models import load_tokenizer, materialize
-from rllib_gigpo.weight_sync import check_probe, probe_prompt, probe_request
+from rllib_gigpo.weight_sync import WeightSync, check_probe, probe_prompt, probe_request
 
 
 def answer(logps: list[float], version: int = 3) -> Completion:
@@ -71,3 +71,73 @@ def test_checksums_must_be_the_learners_for_every_tensor():
         check_held(published, {"e": 5})
     with pytest.raises(RuntimeError, match="5 of 5"):
         check_held(published, {})
+
+
+class Fleet:
+    """Engine actors that note in which order they are asked."""
+
+    fleet = None
+
+    def __init__(self, held: dict[str, int]):
+        self.asked: list[str] = []
+        self.held = held
+
+    def __getattr__(self, name: str):
+        def call(*arguments):
+            self.asked.append(name)
+            return [self.held] if name == "all_checksums" else None
+
+        return call
+
+
+def sync_of(monkeypatch, fleet: Fleet, **engines) -> WeightSync:
+    config = config_of().learners(num_gpus_per_learner=0.5)
+    config.engines(engine="vllm", engine_num_gpus=0.5, weight_sync="ray", probe_tolerance=0)
+    config.engines(**engines)
+    config.validate()
+    monkeypatch.setattr(WeightSync, "_start_fleet", lambda self: fleet)
+    sent = {"default_policy": Published("weights", None, 4, {"a": 1})}
+    return WeightSync(config, [], lambda call: sent, learner_is_local=True)
+
+
+def test_engines_on_a_shared_gpu_wake_after_their_weights_have_come(monkeypatch):
+    fleet = Fleet({"a": 1})
+    sync = sync_of(monkeypatch, fleet, engine_sleep=True)
+    sync.sleep()
+    sync.push(4)
+    # The weights take back their own memory when they are loaded; the cache follows.
+    assert fleet.asked == ["sleep", "publish", "wake", "all_checksums"]
+    assert set(sync.seconds) == {"publish", "load", "checksums", "probe"}
+
+
+def test_engines_that_need_not_sleep_are_left_alone(monkeypatch):
+    fleet = Fleet({"a": 1})
+    sync = sync_of(monkeypatch, fleet)
+    sync.sleep()
+    sync.push(4)
+    assert fleet.asked == ["publish", "all_checksums"]
+    assert sync.version == 4
+
+
+def test_checksums_are_compared_without_a_probe_too(monkeypatch):
+    sync = sync_of(monkeypatch, Fleet({"a": 2}))
+    with pytest.raises(RuntimeError, match="1 of 1 differ"):
+        sync.push(4)
+
+
+def test_the_road_decides_whether_the_learner_sends_by_itself(monkeypatch):
+    sync = sync_of(monkeypatch, Fleet({"a": 1}))
+    assert sync._sender("default_policy") is None
+    sync = sync_of(monkeypatch, Fleet({"a": 1}), weight_sync="ipc")
+    sent = []
+    sync._first_learner = lambda call: sent.append(call.keywords)
+    sync._sender("default_policy")(["engine"], ["first"])
+    assert sent == [
+        {
+            "road": "ipc",
+            "module_id": "default_policy",
+            "engines": ["engine"],
+            "incarnations": ["first"],
+            "version": -1,
+        }
+    ]
