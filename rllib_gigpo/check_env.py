@@ -25,7 +25,7 @@ from rllib_gigpo.anchor_study import (
     study,
     verdict,
 )
-from rllib_gigpo.commands import add_env_arguments, env_of
+from rllib_gigpo.commands import add_env_arguments, env_of, program
 from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.env_checks import CHECKS
 from rllib_gigpo.grouping import AnchorRule
@@ -178,7 +178,7 @@ def _model_spec(spec: LLMEnvSpec, profile: AgentProfile, model: str) -> ModelSpe
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m rllib_gigpo.check_env",
+        prog=program("check-env"),
         description="Check an environment: its contract, its episodes, its prompts, its anchors.",
     )
     defaults: Any = AnchorRule()

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec, load_object
+
+
+def program(name: str) -> str:
+    """Return how a command was called: as one of `rllib-gigpo`, or as a module."""
+    if Path(sys.argv[0]).name == "rllib-gigpo":
+        return f"rllib-gigpo {name}"
+    return f"python -m rllib_gigpo.{name.replace('-', '_')}"
 
 
 def add_env_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +43,30 @@ def env_of(
     sentence instead of a traceback.
     """
     try:
-        spec = get_env_spec(args.env)
-        spec = replace(spec, defaults={**spec.defaults, **_json_object(args.env_config)})
-        spec.make().close()
-        return spec, spec.profile() if args.profile is None else load_profile(args.profile)
+        spec, profile, _ = open_env(args.env, args.env_config, args.profile)
     except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
         parser.error(str(error))
+    return spec, profile
+
+
+def open_env(
+    name: str, env_config: str, profile: str | None
+) -> tuple[LLMEnvSpec, AgentProfile, dict[str, Any]]:
+    """Return an environment by name, with its settings, the agent profile, and the settings.
+
+    Args:
+        name: Of the environment; it is built once, so that what is wrong shows now.
+        env_config: Its settings as JSON.
+        profile: `module:name` of the agent profile, or None for the environment's own.
+
+    Raises:
+        ValueError: There is no such environment or profile, or the settings are no JSON object.
+        TypeError: The environment does not take the settings.
+    """
+    spec, settings = get_env_spec(name), _json_object(env_config)
+    spec = replace(spec, defaults={**spec.defaults, **settings})
+    spec.make().close()
+    return spec, spec.profile() if profile is None else load_profile(profile), settings
 
 
 def load_profile(path: str) -> AgentProfile:

@@ -27,6 +27,7 @@ from ray.rllib.core import (
 from safetensors.torch import save_file
 
 from rllib_gigpo import __version__
+from rllib_gigpo.commands import program
 from rllib_gigpo.models import (
     ModelSpec,
     load_generation_config,
@@ -228,6 +229,7 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 def main(arguments: list[str] | None = None) -> None:
     """Export a checkpoint from the command line."""
     parser = argparse.ArgumentParser(
+        prog=program("export"),
         description="Write a trained policy as a Hugging Face folder. Checkpoints are pickles: "
         "export only those that you trust."
     )

@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     import torch
 
     from rllib_gigpo.progress import ProgressLines
+    from rllib_gigpo.recording import RunFolder
 
     # Matrices this small run faster on one thread than shared between several.
     torch.set_num_threads(1)
@@ -41,7 +42,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     try:
         base = _config(args)
         config = base.copy().llm(model=str(_warm_start(base, output, args.seed)), options={})
-        algorithm = config.build_algo()
+        RunFolder(output).clear()
+        algorithm = config.recording(folder=str(output)).build_algo()
         before = _success(algorithm)
         print(f"success before RL: {before:.1%} of {config.evaluation_duration} held-out tasks")
         lines = ProgressLines(args.iterations)
@@ -75,12 +77,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         f"success {before:.1%} -> {after:.1%} in {summary['seconds_total']:.0f} s; "
         f"curve: {picture}; checkpoint: {checkpoint}"
     )
+    print(f"what happened, step by step: rllib-gigpo report {output}")
     return summary
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    from rllib_gigpo.commands import program
+
     parser = argparse.ArgumentParser(
-        description="GiGPO teaches a from-scratch language model to play KeyDoor."
+        prog=program("quickstart"),
+        description="GiGPO teaches a from-scratch language model to play KeyDoor.",
     )
     parser.add_argument("--algo", choices=PRESETS, default="gigpo", help="a preset")
     parser.add_argument("--seed", type=int, default=0)

@@ -18,7 +18,7 @@ from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import Message
-from rllib_gigpo.commands import add_env_arguments, env_of
+from rllib_gigpo.commands import add_env_arguments, env_of, program
 from rllib_gigpo.games import Game
 from rllib_gigpo.registry import load_object
 from rllib_gigpo.scripted import Policy, ScriptedEpisode, Step, expert, play_episode, random_legal
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m rllib_gigpo.record",
+        prog=program("record"),
         description="Record episodes of an environment for a supervised warm start.",
     )
     add_env_arguments(parser)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rllib_gigpo.commands import program
 from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.models import (
     ModelSpec,
@@ -199,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     defaults = WarmStart()
     parser = argparse.ArgumentParser(
-        prog="python -m rllib_gigpo.sft",
+        prog=program("sft"),
         description="Train a model on recorded prompts and responses (see rllib_gigpo.record).",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

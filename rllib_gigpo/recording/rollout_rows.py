@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch
 
 from rllib_gigpo.advantages import Advantages
 from rllib_gigpo.metrics import episode_return
-from rllib_gigpo.observations import is_picture
+from rllib_gigpo.observations import state_key
 from rllib_gigpo.recording.pictures import png
 from rllib_gigpo.rows import agent_episodes, modules_of, step_is_valid
 
@@ -38,6 +37,7 @@ FIELDS = {
     "task": "string",
     "observation": "string",
     "picture": "string",
+    "prompt_pictures": "string",
     "anchor": "int64",
     "anchor_text": "string",
     "prompt": "string",
@@ -137,7 +137,7 @@ def _played(
     single = next(single for name, single in agent_episodes(episode) if str(name) == agent)
     extras, info = single.extra_model_outputs, single.infos[step]
     is_last = step == len(single) - 1
-    observation = info["observation"]
+    text, picture = shown_state(info["observation"], pictures)
     return {
         "group": facts["group"],
         "member": facts["member"],
@@ -149,10 +149,11 @@ def _played(
         "task_id": _text(facts.get("task_id")),
         "task_type": _text(facts.get("task_type")),
         "task": _text(facts.get("task")),
-        "observation": observation if isinstance(observation, str) else None,
-        "picture": _picture(observation, pictures),
+        "observation": text,
+        "picture": picture,
+        "prompt_pictures": _prompt_pictures(info.get("images", ()), pictures),
         "anchor": int(columns["anchor"][place]),
-        "anchor_text": _anchor_text(info["anchor"], observation),
+        "anchor_text": _anchor_text(info["anchor"], text),
         "action": extras["action_text"][step],
         "format_valid": bool(extras["format_is_valid"][step]),
         "valid": step_is_valid(single, step),
@@ -166,7 +167,7 @@ def _played(
         "terminated": bool(episode.is_terminated and is_last),
         "truncated": bool(episode.is_truncated and is_last),
         "won": bool(facts["won"]) if "won" in facts else None,
-        "last_observation": _text(_shown(single.infos[step + 1])) if is_last else None,
+        "last_observation": _last_text(single.infos[step + 1]) if is_last else None,
     }
 
 
@@ -196,32 +197,45 @@ def _items(buffer: Any) -> Iterator[Any]:
     return iter(getattr(buffer, "data", buffer))
 
 
-def _shown(info: Mapping[str, Any]) -> Any:
-    observation = info.get("observation")
-    return observation if isinstance(observation, str) else None
+def _last_text(info: Mapping[str, Any]) -> str | None:
+    return shown_state(info["observation"])[0]
 
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _anchor_text(anchor: Any, observation: Any) -> str | None:
-    """Return an anchor that is not the observation itself."""
-    if isinstance(anchor, str) and isinstance(observation, str) and anchor == observation:
-        return None
-    return None if isinstance(anchor, bytes) else str(anchor)
+def _anchor_text(anchor: Any, shown: str | None) -> str | None:
+    """Return an anchor that is neither the observation itself nor the digest of a picture."""
+    is_told = isinstance(anchor, str | int | tuple) and anchor != shown
+    has_digest = isinstance(anchor, tuple) and any(isinstance(part, bytes) for part in anchor)
+    return str(anchor) if is_told and not has_digest else None
 
 
-def _picture(observation: Any, pictures: dict[str, bytes]) -> str | None:
-    """Keep a picture and return its digest."""
-    if not is_picture(observation):
-        return None
-    digest = hashlib.blake2b(
-        f"{observation.shape}".encode() + observation.tobytes(), digest_size=16
-    ).hexdigest()
-    if digest not in pictures:
-        pictures[digest] = png(observation)
-    return digest
+def shown_state(
+    observation: Any, pictures: dict[str, bytes] | None = None
+) -> tuple[str | None, str | None]:
+    """Return the text of an observation and the digest of its picture, those there are.
+
+    Args:
+        observation: A text, a picture, or a mapping of "text" and "image".
+        pictures: Takes the picture in, as a PNG file.
+    """
+    if isinstance(observation, str):
+        return observation, None
+    text, image = None, observation
+    if isinstance(observation, Mapping):
+        text, image = observation["text"], observation["image"]
+    digest = state_key(image).hex()
+    if pictures is not None and digest not in pictures:
+        pictures[digest] = png(image)
+    return text, digest
+
+
+def _prompt_pictures(placed: Sequence[Any], pictures: dict[str, bytes]) -> str | None:
+    """Return the digests of the pictures that the prompt shows, in order."""
+    names = [shown_state(each.picture.pixels, pictures)[1] or "" for each in placed]
+    return " ".join(names) or None
 
 
 def parquet_of(rollouts: Rollouts) -> bytes:

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 Run = dict[str, Any]
 
+# MLflow refuses longer ones.
+_LONGEST_PARAM = 500
+
 
 class Tracker(Protocol):
     """The tracker contract; a class of one's own works like the three here."""
@@ -65,7 +68,7 @@ class MLflow:
             made = self._client.create_run(experiment, run_name=_name(run), tags=tags)
             known = run["trackers"]["mlflow"] = made.info.run_id
             for name, value in run["changed"].items():
-                self._client.log_param(known, name, value)
+                self._client.log_param(known, name, str(value)[:_LONGEST_PARAM])
         self._client.set_terminated(known, status="RUNNING")
         self._id = known
 

@@ -88,7 +88,7 @@ def rollout_data(folder: RunFolder, iteration: int) -> dict[str, Any]:
         "text_fields": [name for name, kind in FIELDS.items() if kind == "string"],
         "rows": table,
         "texts": list(texts),
-        "pictures": _pictures(folder, (row.get("picture") for row in rows)),
+        "pictures": _pictures(folder, rows),
     }
 
 
@@ -105,9 +105,15 @@ def _cell(value: Any, texts: dict[str, int]) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else None
 
 
-def _pictures(folder: RunFolder, names: Iterable[Any]) -> dict[str, str]:
+def _pictures(folder: RunFolder, rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    named = {
+        name
+        for row in rows
+        for field in ("picture", "prompt_pictures")
+        for name in str(row.get(field) or "").split()
+    }
     found = {}
-    for name in {name for name in names if isinstance(name, str)}:
+    for name in sorted(named):
         path = folder.pictures / f"{name}.png"
         if not PICTURE_NAME.fullmatch(name) or not path.is_file():
             continue

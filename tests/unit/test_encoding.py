@@ -90,9 +90,11 @@ def test_a_prompt_too_long_without_history_is_refused_with_both_lengths(on_long_
 
 
 def test_a_shortened_observation_loses_its_end_and_the_history():
-    ids = encoder(6, "shorten_observation").encode(
-        seen("one two three four five six seven eight"), Told("cup", "red")
-    ).ids
+    ids = (
+        encoder(6, "shorten_observation")
+        .encode(seen("one two three four five six seven eight"), Told("cup", "red"))
+        .ids
+    )
     # <user>, now and <assistant> leave room for three words.
     assert words(ids) == "<user> now one two three <assistant>"
 

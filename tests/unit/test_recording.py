@@ -125,6 +125,11 @@ class TestRows:
         assert read_rows(tmp_path / "rows.parquet")[0]["prompt"] == "?<\n"
 
 
+def test_the_docs_explain_every_field():
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    assert [name for name in FIELDS if f"`{name}`" not in page] == []
+
+
 class TestFolder:
     def test_a_write_that_fails_keeps_the_old_file(self, tmp_path, monkeypatch):
         path = tmp_path / "run.json"

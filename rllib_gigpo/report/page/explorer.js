@@ -229,7 +229,7 @@ class Explorer {
       element("div", { class: "columns" },
         element("div", {}, table(["", ""], numbers)),
         element("div", { class: "stack" },
-          row.picture ? seen(row, this.rows.pictures) : "",
+          ...promptPictures(row).map((name) => image(name, this.rows.pictures)),
           element("div", {}, element("h3", {}, "Prompt"), element("pre", { tabindex: "0", class: "prompt" }, row.prompt || "")),
           element("div", {}, element("h3", {}, "Response"), element("pre", { tabindex: "0", class: "response" }, row.response || "")),
           row.last_observation !== null ? element("div", {}, element("h3", {}, "What the environment answered last"), element("pre", { tabindex: "0" }, row.last_observation)) : "")));
@@ -246,13 +246,23 @@ function stateText(row) {
   return row.anchor_text || row.observation || (row.picture ? "picture " + row.picture.slice(0, 8) : "(empty)");
 }
 
-function seen(row, pictures) {
-  const content = pictures[row.picture];
-  if (typeof content === "string" && /^[A-Za-z0-9+/=]*$/.test(content)) {
-    return element("img", { class: "seen", alt: "What the environment showed", src: "data:image/png;base64," + content });
+// The pictures of a prompt; where they were not recorded apart, that of the state.
+function promptPictures(row) {
+  return row.prompt_pictures ? row.prompt_pictures.split(" ") : row.picture ? [row.picture] : [];
+}
+
+function image(name, pictures) {
+  const content = pictures[name];
+  if (typeof content !== "string" || !/^[A-Za-z0-9+/=]*$/.test(content)) {
+    return element("p", { class: "small muted" }, `picture ${name} is not in the run folder`);
   }
-  const text = row.observation || stateText(row);
-  const block = element("div", {}, element("pre", { tabindex: "0" }, text));
+  return element("img", { class: "seen", alt: "What the environment showed", src: "data:image/png;base64," + content });
+}
+
+function seen(row, pictures) {
+  const block = element("div", { class: "stack" });
+  if (row.picture) block.append(image(row.picture, pictures));
+  if (row.observation || !row.picture) block.append(element("pre", { tabindex: "0" }, row.observation || stateText(row)));
   if (row.anchor_text) block.append(element("p", { class: "small muted" }, "anchor: " + row.anchor_text));
   return block;
 }

@@ -1,6 +1,7 @@
 """Training runs leave a folder that explains itself, and go on in it when they are resumed."""
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -237,6 +238,14 @@ def test_a_team_of_two_policies_is_recorded(tmp_path):
         turns = [r["turn"] for r in rows if r["agent"] == agent and r["member"] == 0]
         assert turns == sorted(set(turns))
     assert all(row["advantage"] is not None for row in rows)
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    (code,) = re.findall(r"<!-- run: train -->\n```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert (tmp_path / "runs" / "first" / "report.html").exists()
 
 
 def test_recording_can_be_turned_off(warm_model, tmp_path):

@@ -1,0 +1,183 @@
+"""The console script: quick to answer, one shell around the functions, sentences for errors."""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rllib_gigpo_cli import app
+from tests.recorded import write_run
+
+COMMANDS = (
+    "quickstart",
+    "check-env",
+    "record",
+    "sft",
+    "export",
+    "report",
+    "view",
+    "receipt",
+    "play",
+    "replay",
+)
+
+
+def run(*arguments: str, typed: str | None = None):
+    return CliRunner().invoke(app, arguments, input=typed)
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from rllib_gigpo_cli import main\n"
+        "sys.argv = ['rllib-gigpo', '--help']\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'ray', 'transformers', 'numpy', 'gymnasium', 'rllib_gigpo'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in COMMANDS:
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", ["report", "view", "receipt", "play", "replay"])
+def test_help_of_a_command_imports_nothing_heavy(name):
+    code = (
+        "import sys\n"
+        "from rllib_gigpo_cli import main\n"
+        f"sys.argv = ['rllib-gigpo', '{name}', '--help']\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "assert not {'torch', 'ray', 'rllib_gigpo'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_docs_name_every_command():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert set(re.findall(r"^\| `([\w-]+)", page, re.MULTILINE)) == known
+    assert known >= set(COMMANDS)
+
+
+def test_the_script_is_installed_with_the_package():
+    scripts = importlib.metadata.entry_points(group="console_scripts", name="rllib-gigpo")
+    assert [script.value for script in scripts] == ["rllib_gigpo_cli:main"]
+
+
+@pytest.mark.parametrize("name", ["record", "sft", "export", "check-env", "quickstart"])
+def test_options_reach_the_parser_of_the_module(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        app([name, "--help"], standalone_mode=False)
+    assert end.value.code == 0
+    assert f"usage: python -m rllib_gigpo.{name.replace('-', '_')}" in capsys.readouterr().out
+
+
+def test_record_writes_what_the_module_writes(tmp_path):
+    target = tmp_path / "steps.jsonl"
+    result = run(
+        "record", "KeyDoor", "--episodes", "2", "--policy", "random", "--output", str(target)
+    )
+    assert result.exit_code == 0
+    assert "random policy on KeyDoor: 2 episodes" in result.stdout
+    assert all("messages" in json.loads(line) for line in target.read_text().splitlines())
+
+
+def test_report_and_receipt_of_a_run(tmp_path):
+    write_run(tmp_path)
+    result = run("report", str(tmp_path), "--output", str(tmp_path / "x.html"))
+    assert result.exit_code == 0
+    assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+    result = run("receipt", str(tmp_path))
+    assert "- 2.000 hours: rollout 1.000, update 0.500, other 0.500" in result.stdout
+    result = run("receipt", str(tmp_path), "--json")
+    assert json.loads(result.stdout)["cost"]["price"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("report", "{}"), "holds no run.json"),
+        (("view", "{}/none"), "is no folder"),
+        (("receipt", "{}"), "holds no run.json"),
+        (("play", "KeyDor"), "did you mean 'KeyDoor'?"),
+        (("play", "KeyDoor", "--env-config", "{{"), "is not JSON"),
+        (("play", "KeyDoor", "--player", "dog"), "--player dog: expected person, expert"),
+        (("play", "KeyDoor", "--player", "model"), "say which one with --model"),
+        (("replay", "{}/rollouts/1.jsonl"), "is no file"),
+    ],
+)
+def test_errors_are_one_sentence(arguments, sentence, tmp_path):
+    result = run(*(text.format(tmp_path) for text in arguments))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_taken_port_is_named(tmp_path):
+    import socket
+
+    write_run(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("view", str(tmp_path), "--port", str(port))
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in result.stderr
+
+
+class TestPlay:
+    def test_a_person_sees_the_prompt_and_plays(self):
+        result = run("play", "KeyDoor", "--seed", "3", typed="go north\n/quit\n")
+        assert result.exit_code == 0
+        assert "[user]\nat 2 1 ." in result.stdout
+        assert "step 0, agent: 'go north', reward 0\n" in result.stdout
+        assert result.stdout.endswith("ended by the player\n")
+
+    def test_the_expert_plays_to_the_end(self):
+        result = run("play", "KeyDoor", "--seed", "3", "--player", "expert")
+        assert result.exit_code == 0
+        assert "return 1, won" in result.stdout
+
+
+class TestReplay:
+    @pytest.fixture
+    def file(self, tmp_path):
+        from envs.key_door import KeyDoor
+        from rllib_gigpo.agent.profiles.key_door import profile
+        from rllib_gigpo.playing import ScriptedPlayer, play
+        from rllib_gigpo.recording.folder import RunFolder, write_json, write_lines
+        from rllib_gigpo.recording.rollout_rows import rollouts_of
+        from rllib_gigpo.scripted import random_legal
+        from tests.recorded import iteration_of
+
+        player = ScriptedPlayer(random_legal, profile(), seed=5)
+        played = play(KeyDoor(size=5), profile(), player, seed=3, max_steps=3)
+        rollouts = rollouts_of(
+            iteration_of([played.episode]), lambda ids: played.asked[ids[0]][1], None
+        )
+        folder = RunFolder(tmp_path)
+        write_lines(folder.rollout_file(1), rollouts.rows)
+        write_json(folder.run, {"env": "KeyDoor", "env_config": {"size": 5}})
+        return folder.rollout_file(1)
+
+    def test_goes_on_with_another_player(self, file):
+        result = run("replay", str(file), "--from", "2", "--player", "expert")
+        assert result.exit_code == 0
+        assert "re-creating 2 of 3 steps (seed 3) ..." in result.stdout
+        assert "--- step 1," not in result.stdout
+        assert "--- step 2," in result.stdout
+        assert "return 1, won" in result.stdout
+
+    def test_says_so_where_the_environment_is_another(self, file):
+        result = run("replay", str(file), "--from", "2", "--env-config", '{"size": 3}')
+        assert result.exit_code == 2
+        assert "step 0: the recorded observation is" in result.stderr
