@@ -86,3 +86,21 @@ def test_an_error_ends_the_run_with_its_sentence():
     stage._play_round = lambda runners, tasks: [Played((0,), error="ValueError: no such shop")]
     with pytest.raises(RuntimeError, match="the rollout failed: ValueError: no such shop"):
         stage.perform()
+
+
+@pytest.mark.parametrize(
+    ("hung", "worker", "replaced"),
+    [(3, 2, ["second"]), (2, 2, []), (3, 0, [])],
+    ids=["too many", "as many as allowed", "the local runner"],
+)
+def test_a_runner_with_too_many_hung_calls_is_replaced(monkeypatch, hung, worker, replaced):
+    killed = []
+    monkeypatch.setattr(gigpo.ray, "kill", lambda actor, no_restart: killed.append(actor))
+    actors = SimpleNamespace(actors=lambda: {1: "first", 2: "second"})
+    stage = Stage([[(0, 1, 2)]])
+    stage.config.max_abandoned_threads = 2
+    stage._play_round = lambda runners, tasks: [
+        Played((0, 1, 2), Rollout([]), counts={"abandoned_threads": hung}, worker_index=worker)
+    ]
+    stage.play(SimpleNamespace(_worker_manager=actors), TASKS)
+    assert killed == replaced
