@@ -88,7 +88,7 @@ class _ChunkedLogps(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy, kept = ctx.saved_tensors
         into = [
-            torch.zeros_like(part) if wanted else None
+            torch.zeros_like(part, dtype=torch.float32) if wanted else None
             for part, wanted in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         ]
         grad_hidden, grad_weight, grad_bias = into
@@ -106,7 +106,13 @@ class _ChunkedLogps(torch.autograd.Function):
                     grad_weight += slope.t() @ hidden[part]
                 if grad_bias is not None:
                     grad_bias += slope.sum(0)
-        return (*into, None, None, None, None)
+        return (
+            *(
+                None if grad is None else grad.to(part.dtype)
+                for grad, part in zip(into, (hidden, weight, bias), strict=True)
+            ),
+            *(None,) * 4,
+        )
 
 
 def _slope(

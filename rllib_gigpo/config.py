@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
@@ -11,6 +13,9 @@ from rllib_gigpo.callbacks import check_callbacks
 from rllib_gigpo.presets import get_preset
 from rllib_gigpo.settings.derived import DerivedSettings
 from rllib_gigpo.validation import check_settings
+
+if TYPE_CHECKING:
+    from ray.rllib.core.learner.learner_group import LearnerGroup
 
 
 class GiGPOConfig(DerivedSettings):
@@ -41,6 +46,7 @@ class GiGPOConfig(DerivedSettings):
         super().__init__(algo_class=algo_class)
         self._set_rllib_defaults()
         self._set_training_defaults()
+        self._set_learner_defaults()
         self._set_serving_defaults()
         self._set_recording_defaults()
         self.algorithm_name = self._preset
@@ -109,6 +115,7 @@ class GiGPOConfig(DerivedSettings):
                 "autocast_dtype": self.dtype,
                 "with_reference": self.kl_coeff > 0,
                 "critic": self.critic,
+                "activation_checkpointing": self.activation_checkpointing,
                 "temperature": self.temperature,
                 "lora": self.lora,
                 "base_dtype": self.base_dtype,
@@ -122,3 +129,16 @@ class GiGPOConfig(DerivedSettings):
         from rllib_gigpo.learner import GiGPOTorchLearner
 
         return GiGPOTorchLearner
+
+    @override(AlgorithmConfig)
+    def build_learner_group(self, **kwargs: Any) -> LearnerGroup:
+        """Build the learners."""
+        if self.sharding == "replicate":
+            return super().build_learner_group(**kwargs)
+        from rllib_gigpo.learner_group import ShardedLearnerGroup
+
+        placement_group = kwargs.pop("placement_group", None)
+        spec = kwargs.pop("rl_module_spec", None) or self.get_multi_rl_module_spec(**kwargs)
+        return ShardedLearnerGroup(
+            config=self.copy(), module_spec=spec, placement_group=placement_group
+        )

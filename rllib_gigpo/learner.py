@@ -22,10 +22,16 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.numpy import convert_to_numpy
 
 from rllib_gigpo.advantages import Advantages, adapted_kl_coeff
 from rllib_gigpo.credit import Credit, assign_credit
-from rllib_gigpo.distributed import sum_gradients, sum_over_learners
+from rllib_gigpo.distributed import (
+    clip_gradients,
+    in_step,
+    sum_gradients,
+    sum_over_learners,
+)
 from rllib_gigpo.engines.packing import PackedTensors, checksums, unpack
 from rllib_gigpo.engines.packing import pack as pack_tensors
 from rllib_gigpo.engines.published import Published
@@ -34,7 +40,8 @@ from rllib_gigpo.module import CausalLMModule
 from rllib_gigpo.objective import StepTotals, Totals
 from rllib_gigpo.rows import Columns, complete_batch
 from rllib_gigpo.scoring import held_rows, pack_rows, score_next_states, score_rows
-from rllib_gigpo.sequences import MicroBatch, ResponseLogps, pack
+from rllib_gigpo.sequences import MicroBatch, ResponseLogps, nothing_of, pack
+from rllib_gigpo.sharding import gathered, part_like
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
@@ -66,6 +73,7 @@ class GiGPOTorchLearner(TorchLearner):
         self._largest: dict[str, dict[str, float]] = {}
         self._gradient_norms: dict[str, list[list[float]]] = {}
         self._skipped: dict[str, int] = {}
+        self._gathered_optimizers: dict[str, Any] | None = None
 
     # Optimizers ------------------------------------------------------------------------------
 
@@ -84,6 +92,8 @@ class GiGPOTorchLearner(TorchLearner):
                 groups,
                 betas=tuple(config.adam_betas),
                 weight_decay=config.weight_decay,
+                # Torch steps sharded and whole parameters one after the other only.
+                foreach=False if self._is_sharded and config.critic == "model" else None,
             )
         else:
             optimizer = torch.optim.SGD(groups)
@@ -103,6 +113,21 @@ class GiGPOTorchLearner(TorchLearner):
                 f"module {module_id!r} is a {type(module).__name__}: GiGPO trains CausalLMModule"
             )
         return module
+
+    @override(TorchLearner)
+    def _map_module_to_device(self, module: Any) -> None:
+        """Put the modules where this learner computes, or its share of them."""
+        if not self._is_sharded:
+            super()._map_module_to_device(module)
+            return
+        for module_id in list(module.keys()):
+            module[module_id].unwrapped().shard(
+                torch.device(self._device), offload_to_cpu=self.config.offload_to_cpu
+            )
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self.config.sharding == "fsdp"
 
     @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
@@ -159,25 +184,33 @@ class GiGPOTorchLearner(TorchLearner):
     def _prepare(self, module_id: str, rows: Columns) -> None:
         """Add what the loss reads: log-probabilities, values, advantages, value targets."""
         config, module = self.config, self._language_model(module_id)
-        budget, has_critic = config.micro_batch_tokens, config.critic is not None
+        has_critic = config.critic is not None
+        passes: dict[str, Any] = {
+            "token_budget": config.micro_batch_tokens,
+            "in_step": self._in_step,
+        }
         with self._timed("old_logp"):
             if config.old_logp == "recompute" or has_critic:
-                scored = score_rows(module, rows, token_budget=budget, values=has_critic)
+                scored = score_rows(module, rows, values=has_critic, **passes)
                 rows["old_logps"] = scored.logps
                 if has_critic:
                     rows["old_values"] = scored.values
             if config.old_logp == "engine":
                 rows["old_logps"] = rows["response_logps"]
             if config.keeps_last_prompts:
-                rows["next_value"] = score_next_states(module, rows, token_budget=budget)
+                rows["next_value"] = score_next_states(module, rows, **passes)
         with self._timed("ref_logp"):
             if config.kl_coeff > 0:
-                scored = score_rows(module, rows, token_budget=budget, reference=True)
+                scored = score_rows(module, rows, reference=True, **passes)
                 rows["ref_logps"] = scored.logps
         with self._timed("advantages"):
             credit = assign_credit(config, rows, self._kl_coeff(module_id), self._over_learners)
         self._credit[module_id] = credit
         self.advantages[module_id] = credit.advantages
+
+    def _in_step(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+        """Let all learners make the same number of passes, where they must."""
+        return in_step(micro_batches) if self._is_sharded else micro_batches
 
     def _kl_coeff(self, module_id: str) -> float:
         """The KL coefficient: the setting, or what an adaptive one has come to."""
@@ -242,14 +275,17 @@ class GiGPOTorchLearner(TorchLearner):
         """Add the gradients of all micro-batches; return their sums over all learners."""
         self._sums = Totals()
         module = self._language_model(module_id)
-        for micro_batch in pack_rows(
-            rows, np.arange(len(rows["advantage"])), self.config.micro_batch_tokens
-        ):
+        everything = np.arange(len(rows["advantage"]))
+        packed = pack_rows(rows, everything, self.config.micro_batch_tokens)
+        for micro_batch in self._in_step(packed):
             fwd_out = module.score(
                 micro_batch,
                 entropy_grad=self.config.entropy_coeff > 0,
                 values=self.config.critic is not None,
             )
+            if len(micro_batch.rows) == 0:
+                nothing_of(fwd_out).backward()
+                continue
             self.compute_loss_for_module(
                 module_id=module_id,
                 config=self.config,
@@ -305,7 +341,7 @@ class GiGPOTorchLearner(TorchLearner):
             sum_gradients([parameter for group in groups for parameter in group])
         limit = float("inf") if self.config.grad_clip is None else self.config.grad_clip
         # A critic's large gradients are not to shorten the policy's.
-        norms = [float(torch.nn.utils.clip_grad_norm_(group, limit)) for group in groups]
+        norms = [clip_gradients(group, limit) for group in groups]
         self._gradient_norms.setdefault(module_id, []).append(norms)
         if not all(map(math.isfinite, norms)):
             self._skipped[module_id] = self._skipped.get(module_id, 0) + 1
@@ -394,6 +430,60 @@ class GiGPOTorchLearner(TorchLearner):
         (batch,) = pack([prompt_ids], [response_ids], token_budget=1)
         with torch.no_grad():
             return self._language_model(module_id).score(batch).logps[0].float().cpu().numpy()
+
+    def gather_state(self) -> None:
+        """Hold modules and optimizers of sharded learners whole, for `get_state` to return.
+
+        All learners must do so at once; RLlib then asks the first one alone.
+        """
+        for module_id in self.config.module_ids:
+            self._language_model(module_id).gather()
+        self._gathered_optimizers = {
+            name: {
+                "module_id": self._optimizer_name_to_module[name],
+                "state": {
+                    "state": {
+                        number: gathered(values, convert_to_numpy)
+                        for number, values in optimizer.state_dict()["state"].items()
+                    },
+                    "param_groups": optimizer.state_dict()["param_groups"],
+                },
+            }
+            for name, optimizer in self._named_optimizers.items()
+        }
+
+    def release_state(self) -> None:
+        """Let go of what `gather_state` held."""
+        for module_id in self.config.module_ids:
+            self._language_model(module_id).release()
+        self._gathered_optimizers = None
+
+    @override(TorchLearner)
+    def _get_optimizer_state(self) -> dict[str, Any]:
+        if self._gathered_optimizers is not None:
+            return self._gathered_optimizers
+        return super()._get_optimizer_state()
+
+    @override(TorchLearner)
+    def _set_optimizer_state(self, state: dict[str, Any]) -> None:
+        if self._is_sharded:
+            state = {name: self._own_part(name, whole) for name, whole in state.items()}
+        super()._set_optimizer_state(state)
+
+    def _own_part(self, name: str, state: dict[str, Any]) -> dict[str, Any]:
+        """Return an optimizer's state with this learner's parts of sharded parameters' values."""
+        groups = self._named_optimizers[name].param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        parts = {
+            number: {
+                key: part_like(parameters[number], torch.as_tensor(value))
+                if np.shape(value) == tuple(parameters[number].shape)
+                else value
+                for key, value in values.items()
+            }
+            for number, values in state["state"]["state"].items()
+        }
+        return {**state, "state": {**state["state"], "state": parts}}
 
     @override(Learner)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from rllib_gigpo.sharding import gathered, keeps, whole
 from rllib_gigpo.vision.sight import vision_modules
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def merged_weights(
 
     Returns:
         Hugging Face name to tensor, tied ones once: W + (alpha / rank) B A in fp32 where there is
-        an adapter, the model's own tensor elsewhere.
+        an adapter, the model's own tensor elsewhere. Of a sharded model all learners must ask, and
+        the first one alone gets an answer.
     """
     layers = adapted_layers(model) if is_adapted(model) else {}
     tied = _tied_names(model)
@@ -179,7 +181,9 @@ def merged_weights(
         if owner in layers and leaf == "weight":
             with torch.no_grad():
                 tensor = tensor.float() + layers[owner].get_delta_weight(_NAME)
-        weights[f"{owner}.{leaf}" if leaf else name] = tensor.to(device or tensor.device)
+        complete = whole(tensor)
+        if keeps(tensor):
+            weights[f"{owner}.{leaf}" if leaf else name] = complete.to(device or complete.device)
     return weights
 
 
@@ -196,11 +200,12 @@ def adapter_weights(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], di
         Tensors by their names in adapter_model.safetensors, and the content of
         adapter_config.json.
     """
-    tensors = {
+    held = {
         f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": tensor
         for name, tensor in model.state_dict().items()
         if ".lora_" in name
     }
+    tensors = gathered(held, lambda tensor: tensor)
     config: Any = model.peft_config[_NAME]  # pyright: ignore[reportIndexIssue]
     return tensors, {
         "peft_type": "LORA",

@@ -11,9 +11,10 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.numpy import convert_to_numpy
 
-from rllib_gigpo import lora
+from rllib_gigpo import lora, sharding
 from rllib_gigpo.critic import CriticKind, ValueHead
 from rllib_gigpo.models import ModelSpec, load_causal_lm, materialize
+from rllib_gigpo.recompute import allow_recompute, recompute_layers
 from rllib_gigpo.sequences import (
     MicroBatch,
     ResponseLogps,
@@ -34,8 +35,9 @@ class CausalLMModule(TorchRLModule):
     `model_config` keys: `spec` (ModelSpec), `autocast_dtype` ("float32" or "bfloat16"),
     `with_reference` (keep the initial policy to compare with), `temperature` (of the training
     rollouts), `critic` (None, "head": values from the policy's own body, or "model": from a body of
-    its own, which starts as the policy's), `freeze_vision_tower` (of an image-text model), and
-    where LoRA trains `lora` (LoRASettings), `base_dtype` (of the frozen weights) and `seed` (of the
+    its own, which starts as the policy's), `freeze_vision_tower` (of an image-text model),
+    `activation_checkpointing` (compute the insides of layers again in the backward pass), and where
+    LoRA trains `lora` (LoRASettings), `base_dtype` (of the frozen weights) and `seed` (of the
     adapter's first weights).
     """
 
@@ -77,6 +79,35 @@ class CausalLMModule(TorchRLModule):
                 freeze_vision(value_model)
             self.value_body = value_model.base_model
         self._autocast = self.model_config["autocast_dtype"] == "bfloat16"
+        self._recomputes = self.model_config.get("activation_checkpointing", False)
+        if self._recomputes:
+            for model in filter(None, (self.lm, self.value_body)):
+                allow_recompute(model)
+        self._device: torch.device | None = None
+        self._gathered: dict[str, Any] | None = None
+
+    def shard(self, device: torch.device, *, offload_to_cpu: bool = False) -> None:
+        """Spread the models over all learners; the value head, which is small, stays whole.
+
+        Args:
+            device: Where this learner computes.
+            offload_to_cpu: Keep in the host's memory what is not being used.
+
+        Raises:
+            ValueError: The model reads pictures.
+        """
+        if self.sight is not None:
+            raise ValueError(
+                f"sharding='fsdp' with the image-text model {self.model_config['spec'].name!r}: a "
+                "learner whose rows show no picture would not gather the weights of the image "
+                "side with the others; leave sharding at 'replicate'"
+            )
+        dtype = torch.bfloat16 if self._autocast else torch.float32
+        for model in filter(None, (self.lm, self.reference, self.value_body)):
+            sharding.shard(model, device, dtype=dtype, offload_to_cpu=offload_to_cpu)
+        if self.value_head is not None:
+            self.value_head.to(device)
+        self._device = device
 
     def score(
         self,
@@ -117,9 +148,19 @@ class CausalLMModule(TorchRLModule):
 
     def _values_of_model(self, batch: MicroBatch) -> torch.Tensor:
         body: Any = self.value_body
-        body.eval()
-        with torch.autocast(body.device.type, dtype=torch.bfloat16, enabled=self._autocast):
-            return response_values(body, self.value_head, batch, body.device, self.sight)  # pyright: ignore[reportArgumentType]
+        device = self._prepare_pass(body)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            return sharding.run(
+                body, response_values, self.value_head, batch, device=device, sight=self.sight
+            )
+
+    def _prepare_pass(self, model: Any) -> torch.device:
+        """Set what a pass of the model does beside computing; return where it computes."""
+        # Dropout would make the ratio differ from 1 on the very weights that sampled the tokens.
+        model.eval()
+        if torch.is_grad_enabled() and self._recomputes:
+            recompute_layers(model)
+        return self._device or model.device
 
     def critic_parameters(self) -> list[torch.nn.Parameter]:
         """Trained parameters that only the critic has."""
@@ -137,13 +178,13 @@ class CausalLMModule(TorchRLModule):
         entropy_grad: bool,
         value_head: ValueHead | None = None,
     ) -> ResponseLogps:
-        # Dropout would make the ratio differ from 1 on the very weights that sampled the tokens.
-        model.eval()
+        device = self._prepare_pass(model)
         if self.lora is not None and self.lora.dropout > 0 and torch.is_grad_enabled():
             lora.drop_inputs(model)
-        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=self._autocast):
-            return response_logps(
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            return sharding.run(
                 model,
+                response_logps,
                 batch,
                 temperature=self.model_config["temperature"],
                 entropy_grad=entropy_grad,
@@ -194,10 +235,22 @@ class CausalLMModule(TorchRLModule):
 
         With LoRA that is the adapter; the frozen weights are those of the model's folder or id.
         `inference_only`, which is what RLlib sends to EnvRunners, is empty: they build no module,
-        and their engines get `policy_weights`.
+        and their engines get `policy_weights`. Of a sharded module that is what `gather` holds.
         """
-        state: Any = {} if inference_only else convert_to_numpy(self._kept())
+        if inference_only:
+            return {}
+        if self._gathered is not None:
+            return self._gathered
+        state: Any = convert_to_numpy(self._kept())
         return state
+
+    def gather(self) -> None:
+        """Hold the state of a sharded module, whole, until `release`; all learners must do so."""
+        self._gathered = sharding.gathered(self._kept(), convert_to_numpy)
+
+    def release(self) -> None:
+        """Let go of what `gather` held."""
+        self._gathered = None
 
     @override(RLModule)
     def set_state(self, state: dict[str, Any]) -> None:
@@ -218,7 +271,15 @@ class CausalLMModule(TorchRLModule):
                 f"{(missing + unknown)[0]!r}); restore it with the llm(model=..., lora=...) "
                 "settings that it was saved with"
             )
-        super().set_state(state)
+        super().set_state(
+            {
+                name: sharding.part_like(kept[name], torch.as_tensor(value))
+                for name, value in state.items()
+                if name in kept
+            }
+            if self._device is not None
+            else state
+        )
 
     def _kept(self) -> dict[str, torch.Tensor]:
         state = self.state_dict()

@@ -5,6 +5,7 @@ Only rows whose tokens are held here are scored; another learner scores the othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from rllib_gigpo.module import CausalLMModule
 from rllib_gigpo.rows import Columns, object_array
 from rllib_gigpo.sequences import MicroBatch, pack
+
+InStep = Callable[[list[MicroBatch]], list[MicroBatch]]
 
 
 class Scored(NamedTuple):
@@ -44,6 +47,7 @@ def score_rows(
     rows: Columns,
     *,
     token_budget: int,
+    in_step: InStep = list,
     reference: bool = False,
     values: bool = False,
 ) -> Scored:
@@ -53,6 +57,7 @@ def score_rows(
         module: The module.
         rows: The rows.
         token_budget: Padded tokens of one forward pass.
+        in_step: Adds empty micro-batches where all learners must make as many passes.
         reference: Whether the frozen reference is asked.
         values: Whether the critic is asked too.
     """
@@ -60,7 +65,7 @@ def score_rows(
     logps: list[np.ndarray | None] = [None] * len(rows["group"])
     found_values = list(logps)
     with torch.no_grad():
-        for micro_batch in pack_rows(rows, held, token_budget):
+        for micro_batch in in_step(pack_rows(rows, held, token_budget)):
             scored = module.score(micro_batch, reference=reference, values=values)
             members = held[micro_batch.rows.numpy()]
             _unpad(scored.logps, scored.mask, members, logps)
@@ -69,8 +74,16 @@ def score_rows(
     return Scored(object_array(logps), object_array(found_values))
 
 
-def score_next_states(module: CausalLMModule, rows: Columns, *, token_budget: int) -> np.ndarray:
+def score_next_states(
+    module: CausalLMModule, rows: Columns, *, token_budget: int, in_step: InStep = list
+) -> np.ndarray:
     """Value the states after truncated episodes.
+
+    Args:
+        module: The module.
+        rows: The rows.
+        token_budget: As in `score_rows`.
+        in_step: As in `score_rows`.
 
     Returns:
         Values [N], on the last rows of the truncated episodes held here; 0 elsewhere.
@@ -84,7 +97,7 @@ def score_next_states(module: CausalLMModule, rows: Columns, *, token_budget: in
     anything = [np.zeros(1, dtype=np.int32)] * len(asked)
     images = rows["next_images"][asked] if "next_images" in rows else None
     with torch.no_grad():
-        for micro_batch in pack(prompts[asked], anything, token_budget, images):
+        for micro_batch in in_step(pack(prompts[asked], anything, token_budget, images)):
             values = module.score(micro_batch, values=True).values
             assert values is not None
             found[np.array(asked)[micro_batch.rows.numpy()]] = values[:, 0].cpu().numpy()

@@ -153,6 +153,18 @@ def _micro_batch(members: np.ndarray, index: np.ndarray, distinct: list[Sequence
     return MicroBatch(*tensors, images=tuple(s.images for s in sequences))
 
 
+def empty_batch() -> MicroBatch:
+    """Return a micro-batch without rows: a pass of the model that nobody asks for anything."""
+    token = np.zeros(1, dtype=np.int32)
+    return _micro_batch(np.zeros(1, int), np.zeros(0, int), [Sequence(token, token, ())])
+
+
+def nothing_of(out: ResponseLogps) -> torch.Tensor:
+    """Return 0, the loss of no rows, whose gradient is 0 for every parameter."""
+    parts = [part for part in (out.logps, out.entropy, out.values) if part is not None]
+    return torch.stack([part.sum() for part in parts]).sum()
+
+
 def response_logps(
     model: PreTrainedModel,
     batch: MicroBatch,

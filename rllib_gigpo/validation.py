@@ -46,6 +46,9 @@ _CHOICES = {
     "dtype": ("float32", "bfloat16"),
     "base_dtype": ("float32", "bfloat16"),
     "engine": ("transformers", "vllm"),
+    "sharding": ("replicate", "fsdp"),
+    "offload_to_cpu": (True, False),
+    "activation_checkpointing": (True, False),
     "weight_sync": ("auto", "ray", "nccl", "ipc"),
     "on_env_failure": ("raise", "replay", "drop"),
     "on_long_prompt": ("error", "end_episode", "shorten_observation"),
@@ -154,6 +157,7 @@ def check_settings(config: GiGPOConfig) -> None:
             "**kwargs: 'shared'"
         )
     _check_unused(config)
+    _check_sharding(config)
     _check_pairs(config)
     check_family(config)
     if config.env is not None:
@@ -214,6 +218,20 @@ def _check_engine(config: GiGPOConfig) -> None:
         _ = config.vllm_settings
     except TypeError as error:
         raise ValueError(f"engine_options={config.engine_options!r}: {error}") from error
+
+
+def _check_sharding(config: GiGPOConfig) -> None:
+    is_alone = (config.num_learners or 0) < 2 and not config.in_evaluation
+    if config.sharding == "fsdp" and is_alone:
+        raise ValueError(
+            f"sharding='fsdp' with num_learners={config.num_learners}: one learner has nobody to "
+            "share the model with; set learners(num_learners=2) or more, or sharding='replicate'"
+        )
+    if config.offload_to_cpu and config.sharding != "fsdp":
+        raise ValueError(
+            "offload_to_cpu=True with sharding='replicate': only parts of a sharded model can be "
+            "kept on the CPU; set sharding='fsdp'"
+        )
 
 
 def _check_lora(config: GiGPOConfig) -> None:

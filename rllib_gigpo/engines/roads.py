@@ -17,14 +17,15 @@ def choose_road(config: Any) -> Road:
 
     Args:
         config: The algorithm's settings. "auto" takes the object store where an engine or the
-            learner is on a CPU, where several learners share a GPU with engines, and for adapters,
-            which are small; IPC where learner and engine each ask Ray for a part of one GPU; NCCL
-            elsewhere.
+            learner is on a CPU, where each learner holds a part of the model, where several
+            learners share a GPU with engines, and for adapters, which are small; IPC where learner
+            and engine each ask Ray for a part of one GPU; NCCL elsewhere.
     """
     if config.weight_sync != "auto":
         return config.weight_sync
     on_gpus = config.engine_num_gpus > 0 and config.num_gpus_per_learner > 0
-    if config.engine != "vllm" or config.lora is not None or not on_gpus:
+    is_whole = config.lora is None and config.sharding == "replicate"
+    if config.engine != "vllm" or not is_whole or not on_gpus:
         return "ray"
     if not _share_a_gpu(config):
         return "nccl"
@@ -49,6 +50,11 @@ def check_road(config: Any) -> None:
     if config.lora is not None:
         raise ValueError(
             f"{prefix}with lora: adapters are small and travel by the object store{cure}"
+        )
+    if config.sharding != "replicate":
+        raise ValueError(
+            f"{prefix}with sharding={config.sharding!r}: it sends from one learner, which holds a "
+            f"part of the weights{cure}"
         )
     for name in ("engine_num_gpus", "num_gpus_per_learner"):
         if getattr(config, name) <= 0:

@@ -19,6 +19,7 @@ from rllib_gigpo.models import ModelSpec
 from rllib_gigpo.objective import Objective
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
 from rllib_gigpo.rows import MinibatchPlan
+from rllib_gigpo.settings.learning import LearnerSettings
 from rllib_gigpo.settings.recording import RecordingSettings
 from rllib_gigpo.settings.serving import ServingSettings
 from rllib_gigpo.settings.training import TrainingSettings
@@ -26,7 +27,7 @@ from rllib_gigpo.stepping import StepSettings
 from rllib_gigpo.vocabulary import collect_words
 
 
-class DerivedSettings(TrainingSettings, ServingSettings, RecordingSettings):
+class DerivedSettings(TrainingSettings, LearnerSettings, ServingSettings, RecordingSettings):
     """Properties that read the settings; nothing here can be set."""
 
     @property

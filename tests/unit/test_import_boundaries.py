@@ -30,6 +30,7 @@ _RAY_FILES = {
     "rllib_gigpo/games.py",
     "rllib_gigpo/gigpo.py",
     "rllib_gigpo/learner.py",
+    "rllib_gigpo/learner_group.py",
     "rllib_gigpo/metrics.py",
     "rllib_gigpo/module.py",
     "rllib_gigpo/quickstart.py",

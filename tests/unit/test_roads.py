@@ -70,6 +70,10 @@ def test_a_road_that_is_asked_for_is_taken(road):
             config_of(1, 1, weight_sync="nccl").llm(lora=LoRASettings(rank=4, alpha=8)),
             "adapters are small",
         ),
+        (
+            config_of(1, 1, weight_sync="nccl").learners(num_learners=2, sharding="fsdp"),
+            "which holds a part of the weights",
+        ),
     ],
 )
 def test_a_road_that_leads_nowhere_is_refused(config, message):

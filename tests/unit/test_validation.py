@@ -82,6 +82,8 @@ def test_what_is_no_finite_number_in_range_is_refused(name, value):
         ("training", {"old_logp": "none"}, "'recompute', 'engine'"),
         ("training", {"anchor": "meaning"}, "'exact', 'similarity', 'embedding'"),
         ("training", {"gamma": 1.01}, "from 0 to 1"),
+        ("learners", {"sharding": "ddp"}, "'replicate', 'fsdp'"),
+        ("learners", {"activation_checkpointing": 1}, "True, False"),
         ("training", {"group_size": 0}, "at least 1"),
         ("training", {"lr_warmup_steps": -1}, "at least 0"),
         ("training", {"grad_clip": 0}, "at least"),
@@ -379,3 +381,15 @@ def test_the_defaults_are_valid_and_the_papers():
 def test_a_pair_of_clip_bounds_is_low_and_high():
     assert config().training(clip_param=(0.1, 0.3)).clip_range == (0.1, 0.3)
     assert config().training(clip_param=1 / 4).clip_range == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"sharding": "fsdp"}, "set learners(num_learners=2) or more"),
+        ({"sharding": "fsdp", "num_learners": 1}, "one learner has nobody to share"),
+        ({"offload_to_cpu": True, "num_learners": 2}, "set sharding='fsdp'"),
+    ],
+)
+def test_a_model_is_shared_by_learners_that_exist(setting, expected):
+    assert expected in fault(config().learners(**setting))
