@@ -305,9 +305,13 @@ class GiGPO(Algorithm):
         self.weights.push(self.num_updates)
 
     def first_learner(self, call: Callable[[Any], T]) -> T:
-        """Call one learner: all of them hold the same weights."""
+        """Return the first learner's answer; all hold the same weights.
+
+        Where each holds a part of them only, all are called, for the first one needs their parts.
+        """
         group: Any = self.learner_group
-        for answer in group.foreach_learner(call, remote_actor_ids=[0]):
+        called = None if self.config.sharding == "fsdp" else [0]
+        for answer in group.foreach_learner(call, remote_actor_ids=called):
             if not answer.ok:
                 raise answer.get()
             return answer.get()
