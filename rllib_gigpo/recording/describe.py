@@ -50,7 +50,7 @@ def describe_run(config: GiGPOConfig, run_id: str) -> dict[str, Any]:
             "versions": versions(),
             "commits": commits(),
             "machine": machine(),
-            "data": data_of(env_config, config.llm_model),
+            "data": data_of(str(config.env), env_config, config.llm_model),
             "command": config.record_command,
             "price_per_hour": config.price_per_hour,
             "trackers": {},

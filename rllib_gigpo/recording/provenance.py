@@ -110,19 +110,27 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def data_of(env_config: Mapping[str, Any], model: str | Path) -> list[dict[str, Any]]:
+def data_of(env: str, env_config: Mapping[str, Any], model: str | Path) -> list[dict[str, Any]]:
     """Return the fingerprints of the files and folders that the settings name.
 
     Args:
+        env: Name of the environment: "ALFWorld" reads what `ALFWORLD_DATA` names, and so on.
         env_config: The environment's settings; every text in it that is a path counts.
         model: Folder of the model, or a name.
 
     Returns:
         One fingerprint per file or folder.
     """
-    named = {Path(text) for text in _texts(env_config)} | {Path(model)}
+    variables = [value for name, value in os.environ.items() if _is_of(name, env)]
+    named = {Path(text) for text in _texts([dict(env_config), variables, str(model)])}
     found = (path for path in sorted(named) if path.is_absolute() or len(path.parts) > 1)
     return [fingerprint(path) for path in found if path.exists()]
+
+
+def _is_of(variable: str, env: str) -> bool:
+    """Whether an environment variable begins with the name of the environment."""
+    owner, _, rest = variable.partition("_")
+    return bool(rest) and len(owner) > 3 and env.upper().startswith(owner)
 
 
 def _texts(value: Any) -> Iterator[str]:

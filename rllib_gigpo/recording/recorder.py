@@ -80,7 +80,7 @@ class RunRecorder(RLlibCallback):
         self._receipt_time = 0.0
 
     def begin(self, iteration: int) -> None:
-        """Open the folder before the first iteration of this process.
+        """Open the folder before an iteration, or turn back where the run has been restored.
 
         Args:
             iteration: Iterations that are done; a restored run has some.
@@ -89,6 +89,8 @@ class RunRecorder(RLlibCallback):
             ValueError: A new run would write over another one.
         """
         if self._run is not None:
+            if self._lines and self._lines[-1]["iteration"] > iteration:
+                self._turn_back(iteration)
             return
         config = self._algorithm.config
         run_id = _new_id(self._algorithm)
@@ -110,6 +112,15 @@ class RunRecorder(RLlibCallback):
         write_json(self.folder.run, run)
         for line in self._early_evaluations:
             self._safely(append_line, self.folder.evaluations, line)
+
+    def _turn_back(self, iteration: int) -> None:
+        """Go on from an earlier iteration: a checkpoint was restored in place, as PBT does."""
+        run = self._run or {}
+        self.flush()
+        self.folder.cut(iteration)
+        self._lines = [line for line in self._lines if line["iteration"] <= iteration]
+        run["starts"] = [*run["starts"], start_of(self._algorithm.config, iteration)]
+        self._safely(write_json, self.folder.run, run)
 
     def _check_same(self, found: Mapping[str, Any], iteration: int) -> None:
         done = len(read_lines(self.folder.metrics)) if self.folder.metrics.exists() else 0

@@ -186,6 +186,21 @@ class TestResume:
         assert [notes.finished for notes in Notes.kept] == [1, 1]
         assert Notes.kept[0].numbers[1]["env_runners/num_episodes"] == 9
 
+    def test_turns_back_where_a_checkpoint_is_restored_in_place(self, warm_model, tmp_path):
+        config = run_config(warm_model).recording(folder=str(tmp_path / "run"))
+        algorithm = config.build_algo()
+        algorithm.train()
+        checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+        algorithm.train()
+        algorithm.restore_from_path(checkpoint)
+        algorithm.train()
+        algorithm.stop()
+        folder = RunFolder(tmp_path / "run")
+        assert [line["iteration"] for line in read_lines(folder.metrics)] == [1, 2]
+        assert folder.recorded_iterations() == [1, 2]
+        starts = read_json(folder.run)["starts"]
+        assert [start["after_iteration"] for start in starts] == [0, 1]
+
     def test_a_new_run_does_not_write_over_another(self, warm_model, tmp_path):
         config = run_config(warm_model).recording(folder=str(tmp_path))
         algorithm = config.build_algo()

@@ -25,6 +25,7 @@ from rllib_gigpo.recording.plain import HIDDEN, jsonable, without_secrets
 from rllib_gigpo.recording.provenance import command, commits, data_of, fingerprint, versions
 from rllib_gigpo.recording.receipt import read_receipt, receipt_of, receipt_text
 from rllib_gigpo.recording.rollout_rows import FIELDS, parquet_of, read_rows, rollouts_of
+from rllib_gigpo.vision.pictures import Gallery, PlacedPicture
 from tests.episodes import Step, solo, team
 from tests.recorded import EPISODES, RUN, decode, iteration_of, metrics_line, recorded_rows
 
@@ -99,6 +100,22 @@ class TestRows:
         (digest,) = rollouts.pictures
         assert [row["picture"] for row in rollouts.rows] == [digest, digest]
         assert [row["observation"] for row in rollouts.rows] == [None, None]
+
+    def test_pictures_of_the_prompt_are_named_in_order(self):
+        gallery = Gallery()
+        first, second = (
+            gallery.hang(np.full((1, 1, 3), value, dtype=np.uint8)) for value in (1, 2)
+        )
+        episode = solo(0, 0, Step("k"), env_seed=1)
+        episode.infos[0].update(
+            observation={"text": "a room", "image": second.pixels},
+            images=(PlacedPicture(first, ((0, 1),)), PlacedPicture(second, ((1, 1),))),
+        )
+        rollouts = rollouts_of(iteration_of([episode]), decode, None)
+        (row,) = rollouts.rows
+        assert row["prompt_pictures"] == f"{first.name} {second.name}"
+        assert (row["observation"], row["picture"]) == ("a room", second.name)
+        assert set(rollouts.pictures) == {first.name, second.name}
 
     @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 255))
     def test_png_is_read_back(self, height, width, start):
@@ -267,12 +284,18 @@ class TestProvenance:
         (tmp_path / "games").mkdir()
         (tmp_path / "model").mkdir()
         config = {"split": "train", "paths": [str(tmp_path / "games"), str(tmp_path / "none")]}
-        found = data_of(config, str(tmp_path / "model"))
+        found = data_of("KeyDoor", config, str(tmp_path / "model"))
         assert [data["path"] for data in found] == [
             str(tmp_path / "games"),
             str(tmp_path / "model"),
         ]
-        assert data_of({}, "tiny") == []
+        assert data_of("KeyDoor", {}, "tiny") == []
+
+    def test_variables_of_the_environment_name_data(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+        monkeypatch.setenv("ALF_DATA", str(tmp_path / "other"))
+        assert [data["path"] for data in data_of("ALFWorldTeam", {}, "tiny")] == [str(tmp_path)]
+        assert data_of("WebShop", {}, "tiny") == []
 
     def test_versions_and_commits(self):
         found = versions()

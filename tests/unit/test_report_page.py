@@ -2,9 +2,11 @@
 
 import threading
 
+import numpy as np
 import pytest
 
-from rllib_gigpo.recording.folder import RunFolder, append_line, write_lines
+from rllib_gigpo.recording.folder import RunFolder, append_line, write_bytes, write_lines
+from rllib_gigpo.recording.pictures import png
 from rllib_gigpo.report import RunServer, write_report
 from tests.browser import Browser, browser
 from tests.recorded import RUN, add_iteration, metrics_line, recorded_rows, write_run
@@ -195,6 +197,21 @@ ATTACKS = [
     "${window.hit = 1}",
     "<!--<script>",
 ]
+
+
+def test_pictures_are_drawn(chromium, tmp_path):
+    folder = write_run(tmp_path, iterations=1)
+    names = ["a" * 32, "b" * 32]
+    for name, width in zip(names, (3, 5), strict=True):
+        content = png(np.zeros((2, width, 3), np.uint8))
+        write_bytes(folder.pictures / f"{name}.png", content)
+    shown = {"picture": names[1], "prompt_pictures": " ".join(names), "observation": None}
+    write_lines(folder.rollout_file(1), [{**row, **shown} for row in recorded_rows().rows])
+    chromium.open(write_report(tmp_path).as_uri())
+    widths = "[...document.querySelectorAll('#viewer img')].map((e) => e.naturalWidth)"
+    chromium.wait(f"{widths}.join() === '3,5'")
+    state = "document.querySelector('.columns img').naturalWidth"
+    chromium.wait(f"{state} === 5")
 
 
 class TestStrangers:

@@ -4,9 +4,9 @@ const WIDTH = 400;
 const HEIGHT = 190;
 const EDGE = { left: 46, right: 10, top: 8, bottom: 30 };
 
-function ticks(low, high, count) {
+function ticks(low, high, count, least = 0) {
   const span = high - low || 1;
-  const rough = span / count;
+  const rough = Math.max(span / count, least);
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((f) => f * unit).find((s) => s >= rough);
   const found = [];
@@ -87,7 +87,8 @@ function frame(svg, { xs, low, high, x, y, format, xName }) {
   svg.append(shape("line", {
     x1: EDGE.left, x2: WIDTH - EDGE.right, y1: bottom, y2: bottom, stroke: "var(--axis)",
   }));
-  const marks = xs.length > 1 ? ticks(xs[0], xs[xs.length - 1], 5) : xs;
+  const least = xs.every(Number.isInteger) ? 1 : 0;
+  const marks = xs.length > 1 ? ticks(xs[0], xs[xs.length - 1], 5, least) : xs;
   for (const value of marks) {
     svg.append(shape("text", { x: x(value), y: bottom + 14, "text-anchor": "middle" }, readable(value)));
   }

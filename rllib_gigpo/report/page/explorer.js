@@ -33,6 +33,7 @@ class Explorer {
   async show(change) {
     const before = this.chosen;
     this.chosen = { ...before, ...change };
+    if ("step" in change && !("anchor" in change)) this.chosen.anchor = null;
     if (this.chosen.iteration !== before.iteration) {
       const wanted = this.chosen.iteration;
       try {

@@ -137,7 +137,7 @@ function drawFacts(data) {
     card("How to repeat it", element("pre", { tabindex: "0" }, run.command || "the settings were given by a Python program, see below")),
     card("Versions and machine", table(["", ""], [...rows(run.versions), ...rows(run.machine)])),
     card("Settings that differ from the defaults", table(["setting", "value"], rows(run.changed))),
-    ...(data_.length ? [card("Data", table(["path", "size", "SHA-256"], data_))] : []),
+    ...(data_.length ? [card("Data", element("div", { class: "paths" }, table(["path", "size", "SHA-256"], data_)))] : []),
     card("All settings", element("details", {}, element("summary", {}, "Show"), element("div", { class: "scroll", tabindex: "0" }, table(["setting", "value"], rows(run.settings))))),
   );
 }
