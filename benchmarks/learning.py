@@ -32,14 +32,14 @@ from ray.util import ActorPool
 
 from benchmarks.learning_plot import plot_task
 from benchmarks.learning_runs import TASKS, Run, train, twin_of, warm_model
-from benchmarks.learning_statistics import (
+from benchmarks.report import report
+from rllib_gigpo.compare.statistics import (
     area_under_curve,
     bootstrap_interval,
     interquartile_mean,
     paired_difference,
     probability_of_improvement,
 )
-from benchmarks.report import report
 from rllib_gigpo.presets import PRESETS
 
 Results = dict[str, dict[str, list[dict[str, Any]]]]

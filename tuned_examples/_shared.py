@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ray
 import torch
+from _choices import add_choices
 from ray.rllib.examples.utils import (
     add_rllib_example_script_args,
     run_rllib_example_script_experiment,
@@ -46,12 +47,11 @@ def example_parser(
         default_iters=iterations, default_reward=best_return, default_timesteps=_NO_STEP_LIMIT
     )
     parser.set_defaults(
-        algo="GiGPO",
         env=env,
         evaluation_interval=evaluation_interval,
         evaluation_duration=tasks,
     )
-    parser.add_argument("--model", default=None, help="model name, id or folder")
+    add_choices(parser)
     parser.add_argument("--cpu-demo", action="store_true", help="two short iterations on this CPU")
     parser.add_argument(
         "--smoke", action="store_true", help="the CPU demo on what ships here, with a tiny model"
@@ -71,7 +71,7 @@ def run_example(
     """Train with the paper's settings, or show the same path on a CPU.
 
     Args:
-        args: What the command line says.
+        args: What the command line says; `base_config` and `train_as` of `_choices` read its flags.
         paper: Returns the paper's settings.
         demo: Returns those of the demo.
         policy_of: From a task id to the policy whose steps the demo warms up on; None skips the
@@ -85,24 +85,34 @@ def run_example(
     config = demo(args)
     config.validate()
     config.llm(model=str(_warm_start(config, policy_of, Path(args.results).absolute())), options={})
-    ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    if not ray.is_initialized():
+        # On a cluster, such as under `ray job submit`, Ray takes its address from the environment.
+        alone = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 8, "include_dashboard": False}
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **alone)
     report_iterations(config, iterations=_DEMO_ITERATIONS)
 
 
 def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
-    """Cut settings down to what a laptop does in minutes: 2 groups of 2, no evaluation."""
+    """Cut settings down to what a laptop does in minutes: 2 groups of 2, no evaluation.
+
+    The algorithm stays what it is; one without groups plays 4 episodes.
+    """
     is_tiny = args.model in (None, "tiny")
+    group_size = min(2, config.group_size)
     return (
         config.evaluation(evaluation_config=None)
+        .engines(engine="transformers", num_engines=1, engine_num_gpus=0.0)
         .llm(
             model=args.model or "tiny",
             dtype="float32" if is_tiny else "bfloat16",
+            base_dtype="float32",
             max_prompt_tokens=1024,
             max_response_tokens=64,
         )
         .training(
-            num_groups=2,
-            group_size=2,
+            num_groups=4 // group_size,
+            group_size=group_size,
+            max_sampling_rounds=2,
             lr=1e-3 if is_tiny else 1e-5,
             lr_warmup_steps=0,
             num_minibatches=2,
@@ -116,14 +126,19 @@ def warm_start_examples(
 ) -> list[Example]:
     """Record at most 64 steps of tasks that the demo does not train on."""
     env = config.env_spec.make(config.env_config)
+
+    def task_of(seed: int) -> str:
+        # Where the environment names no tasks, a seed is one.
+        return str(env.reset(seed=seed)[1].get("task_id", seed))
+
     played = {
-        env.reset(seed=task.env_seed)[1]["task_id"]
+        task_of(task.env_seed)
         for iteration in range(_DEMO_ITERATIONS)
         for task in training_tasks(config, iteration)
     }
     examples: list[Example] = []
     for seed in range(_MOST_SEEDS):
-        task_id = env.reset(seed=seed)[1]["task_id"]
+        task_id = task_of(seed)
         policy = policy_of(task_id)
         if task_id in played or policy is None:
             continue

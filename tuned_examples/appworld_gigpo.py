@@ -1,13 +1,13 @@
-"""GiGPO on AppWorld: everyday tasks by code.
+"""GiGPO, and every other algorithm, on AppWorld: everyday tasks by code.
 
 How to run this script
 ----------------------
 `python tuned_examples/appworld_gigpo.py --python-executable=/opt/appworld/bin/python \
---root=/data/appworld --num-env-runners=8 --num-learners=4`
+--root=/data/appworld --engine=vllm --num-engines=4 --num-env-runners=8 --num-learners=4`
 
 trains Qwen2.5-7B-Instruct on AppWorld's training tasks; docs/environments/appworld.md tells how
 AppWorld is set up. Every running episode is a server process of AppWorld, so plan CPU cores and
-memory for 16 x 8 of them. Hardware: four GPUs with 80 GB.
+memory for 16 x 8 of them. Hardware: eight GPUs with 80 GB, of which four learn and four generate.
 
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop with the shipped world: a
 supervised warm start of at most 64 steps of its expert, then two iterations of 2 groups x 2
@@ -23,12 +23,15 @@ the share of tasks whose unit tests all pass, `score_mean` that of the passed te
 too short to learn.
 """
 
+from _choices import base_config, train_as
 from _shared import cut_down, example_parser, run_example
 
 from rllib_gigpo import GiGPOConfig
 
 # A tenth of 200 iterations, each of about 16 optimizer steps.
 _WARMUP_STEPS = 320
+
+_MODEL = "qwen2.5-7b"
 
 parser = example_parser(
     "AppWorld", iterations=200, best_return=10.0, evaluation_interval=10, tasks=57
@@ -43,11 +46,10 @@ def paper_config(args) -> GiGPOConfig:
     """Return ALFWorld's settings of the paper (App. E.1), with room for code."""
     place = {"python_executable": args.python_executable, "root": args.root}
     world = place if args.python_executable else {"world": "shipped"}
-    return (
-        GiGPOConfig()
+    config = (
+        base_config(args, model=_MODEL)
         .environment("AppWorld", env_config={**world, "horizon": 50})
         .llm(
-            model=args.model or "Qwen/Qwen2.5-7B-Instruct",
             dtype="bfloat16",
             max_prompt_tokens=8192,
             max_response_tokens=1024,
@@ -56,22 +58,24 @@ def paper_config(args) -> GiGPOConfig:
         )
         .stepping(step_threads=16)
         .agent(on_long_prompt="shorten_observation")
-        .training(
-            num_groups=16,
-            group_size=8,
-            omega=1.0,
-            gamma=0.95,
-            f_norm="std",
-            lr=1e-6,
-            lr_warmup_steps=_WARMUP_STEPS,
-            minibatch_size=256,
-            clip_param=0.2,
-            kl_coeff=0.01,
-            kl_estimator="k3",
-            invalid_action_penalty=0.1,
-        )
         .evaluation(evaluation_config=GiGPOConfig.overrides(env_config={**world, "split": "dev"}))
-        .debugging(seed=args.seed)
+    )
+    return train_as(
+        config,
+        args,
+        model=_MODEL,
+        num_groups=16,
+        group_size=8,
+        omega=1.0,
+        gamma=0.95,
+        f_norm="std",
+        lr=1e-6,
+        lr_warmup_steps=_WARMUP_STEPS,
+        minibatch_size=256,
+        clip_param=0.2,
+        kl_coeff=0.01,
+        kl_estimator="k3",
+        invalid_action_penalty=0.1,
     )
 
 

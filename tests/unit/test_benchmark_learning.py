@@ -7,7 +7,7 @@ import pytest
 from benchmarks.learning import planned_runs, read_results, tabulate
 from benchmarks.learning_plot import plot_task
 from benchmarks.learning_runs import CORE, FAMILY, TASKS, Run, config_of, twin_of
-from benchmarks.learning_statistics import (
+from rllib_gigpo.compare.statistics import (
     area_under_curve,
     bootstrap_interval,
     interquartile_mean,

@@ -37,11 +37,23 @@ def area_under_curve(curve: Sequence[Mapping[str, float]], budget: int) -> float
 
 def interquartile_mean(values: Sequence[float] | Floats) -> float:
     """Return the mean of the middle half of the values; a quarter may fall inside a value."""
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    low, high = len(ordered) / 4, 3 * len(ordered) / 4
-    places = np.arange(len(ordered))
-    shares = np.clip(np.minimum(places + 1, high) - np.maximum(places, low), 0.0, 1.0)
-    return float(shares @ ordered / shares.sum())
+    return float(interquartile_means(np.asarray(values, dtype=np.float64)[None])[0])
+
+
+def interquartile_means(drawn: Floats) -> Floats:
+    """Return the interquartile mean of each row; a statistic for `bootstrap_interval`.
+
+    Args:
+        drawn: Values [draws, S].
+
+    Returns:
+        Means of the middle halves [draws].
+    """
+    ordered = np.sort(drawn, axis=1)
+    size = ordered.shape[1]
+    places = np.arange(size)
+    shares = np.clip(np.minimum(places + 1, 3 * size / 4) - np.maximum(places, size / 4), 0.0, 1.0)
+    return ordered @ shares / shares.sum()
 
 
 def bootstrap_interval(

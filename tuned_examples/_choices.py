@@ -1,0 +1,128 @@
+"""What the command line of a tuned example chooses: algorithm, model, LoRA, engine, ablation."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllib_gigpo import GiGPOConfig
+from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.lora import LoRASettings
+from rllib_gigpo.presets import PRESETS, get_preset
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model of the paper or its framework.
+
+    Attributes:
+        name: Its id on the Hugging Face hub.
+        training: The settings that the authors' scripts change for it.
+    """
+
+    name: str
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+MODELS = {
+    "qwen2.5-1.5b": ModelChoice("Qwen/Qwen2.5-1.5B-Instruct"),
+    "qwen2.5-3b": ModelChoice("Qwen/Qwen2.5-3B-Instruct"),
+    "qwen2.5-7b": ModelChoice("Qwen/Qwen2.5-7B-Instruct"),
+    "qwen3-1.7b": ModelChoice("Qwen/Qwen3-1.7B", {"kl_coeff": 0.0}),
+    "llama-3.2-1b": ModelChoice("meta-llama/Llama-3.2-1B-Instruct"),
+    "llama-3.2-3b": ModelChoice("meta-llama/Llama-3.2-3B-Instruct"),
+}
+
+# The authors' LoRA scripts: rank and alpha, and what else they change.
+LORA = LoRASettings(rank=64, alpha=64.0)
+LORA_TRAINING = {"lr": 3e-6, "kl_coeff": 0.0}
+
+# What is GiGPO's alone: the environment's values of these are not another algorithm's.
+_OF_GIGPO = ("omega", "f_norm", "gamma", "anchor", "similarity_threshold")
+# What decides how much is played: the environment's number of episodes stays the same.
+_OF_GROUPS = ("num_groups", "group_size")
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """Add what every tuned example lets one choose."""
+    parser.set_defaults(algo="gigpo")
+    add = parser.add_argument
+    add("--model", default=None, help=f"{', '.join(MODELS)}, or any name, id or folder")
+    add("--lora", action="store_true", help="LoRA of rank 64 at 3e-6, as in the authors' scripts")
+    add("--omega", type=float, default=None, help="weight of the step advantage (Eq. 8)")
+    add("--gamma", type=float, default=None, help="discount of the step returns (Eq. 5)")
+    add("--f-norm", default=None, choices=("std", "none"), help="F of the advantages")
+    add("--anchor", default=None, choices=("exact", "similarity"), help="which states are equal")
+    add("--similarity-threshold", type=float, default=None, help="of --anchor similarity")
+    add("--engine", default="transformers", choices=("transformers", "vllm"))
+    add("--num-engines", type=int, default=1, help="vLLM engines")
+    add("--gpus-per-engine", type=float, default=1.0, help="GPUs of a vLLM engine")
+
+
+def base_config(args: argparse.Namespace, *, model: str) -> GiGPOConfig:
+    """Return the settings of `--algo`, with model, adapter and engine.
+
+    Args:
+        args: The command line.
+        model: A key of `MODELS`, where `--model` names none.
+
+    Raises:
+        ValueError: No algorithm has the name that `--algo` gives.
+    """
+    chosen = args.model or model
+    name = MODELS[chosen].name if chosen in MODELS else chosen
+    config = GiGPOConfig.preset(args.algo).llm(model=name)
+    if args.lora:
+        config.llm(lora=LORA, base_dtype="bfloat16")
+    if config.ratio_level == "sequence":
+        # Ratio and correction are of one kind.
+        config.training(rollout_correction=RolloutCorrection(level="sequence"))
+    if args.engine == "vllm":
+        config.engines(
+            engine="vllm", num_engines=args.num_engines, engine_num_gpus=args.gpus_per_engine
+        )
+    return config.debugging(seed=args.seed)
+
+
+def train_as(
+    config: GiGPOConfig, args: argparse.Namespace, *, model: str, **paper: Any
+) -> GiGPOConfig:
+    """Set how it is trained.
+
+    The environment's settings hold for every algorithm, except for those that an algorithm is made
+    of; then come the model's and LoRA's; then the flags of the command line. An algorithm without
+    groups plays as many episodes, each of a task of its own.
+
+    Args:
+        config: What `base_config` returned.
+        args: The command line.
+        model: As for `base_config`.
+        **paper: GiGPO's settings in this environment.
+    """
+    preset = get_preset(args.algo)
+    own = set(preset.settings) - set(_OF_GROUPS)
+    if not preset.name.startswith("gigpo"):
+        own |= set(_OF_GIGPO)
+    settings = {name: value for name, value in paper.items() if name not in own}
+    if preset.settings.get("group_size") == 1:
+        settings |= {"num_groups": paper["num_groups"] * paper["group_size"], "group_size": 1}
+    chosen = MODELS.get(args.model or model)
+    settings |= {} if chosen is None else dict(chosen.training)
+    settings |= LORA_TRAINING if args.lora else {}
+    flags = {name: getattr(args, name) for name in _OF_GIGPO}
+    flags = {name: value for name, value in flags.items() if value is not None}
+    _check_flags(preset.name, flags)
+    return config.training(**settings | flags)
+
+
+def _check_flags(algo: str, flags: dict[str, Any]) -> None:
+    clash = sorted(set(flags) & set(PRESETS[algo].settings))
+    if clash:
+        name = clash[0]
+        raise ValueError(
+            f"--{name.replace('_', '-')} {flags[name]} with --algo {algo}: {name}="
+            f"{PRESETS[algo].settings[name]!r} is what makes this algorithm; leave the flag out, "
+            "or use --algo gigpo"
+        )
