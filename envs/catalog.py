@@ -44,6 +44,9 @@ ENVIRONMENTS: dict[str, EnvEntry] = {
     "KeyDoor": EnvEntry("envs.key_door:KeyDoor", _KEY_DOOR_PROFILE),
     "KeyDoorLocal": EnvEntry("envs.key_door:KeyDoor", _KEY_DOOR_PROFILE, {"view": "local"}),
     "KeyDoorTeam": EnvEntry("envs.key_door_team:KeyDoorTeam", _KEY_DOOR_PROFILE, multi_agent=True),
+    "ArithmeticTeam": EnvEntry(
+        "envs.arithmetic_team:ArithmeticTeam", _KEY_DOOR_PROFILE, multi_agent=True
+    ),
     "Sokoban": EnvEntry("envs.sokoban:Sokoban", "rllib_gigpo.agent.profiles.sokoban:profile"),
     "NumberLine": EnvEntry("envs.gym_cards:NumberLine", f"{_CARD_PROFILES}:number_line"),
     "EZPoints": EnvEntry("envs.gym_cards:EZPoints", f"{_CARD_PROFILES}:ez_points"),
@@ -64,6 +67,12 @@ ENVIRONMENTS: dict[str, EnvEntry] = {
     ),
     "Search": EnvEntry(
         "envs.search:Search", "rllib_gigpo.agent.profiles.search:profile", extra="search"
+    ),
+    "SearchTeam": EnvEntry(
+        "envs.search_team:SearchTeam",
+        "rllib_gigpo.agent.profiles.search:team",
+        multi_agent=True,
+        extra="search",
     ),
 }
 

@@ -16,6 +16,7 @@ from rllib_gigpo.validation import check_settings
 
 if TYPE_CHECKING:
     from ray.rllib.core.learner.learner_group import LearnerGroup
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 
 
 class GiGPOConfig(DerivedSettings):
@@ -122,6 +123,17 @@ class GiGPOConfig(DerivedSettings):
                 "seed": self.root_seed,
             },
         )
+
+    @override(AlgorithmConfig)
+    def get_multi_rl_module_spec(self, **kwargs: Any) -> MultiRLModuleSpec:
+        """Build the module of each policy with that policy's settings."""
+        spec = super().get_multi_rl_module_spec(**kwargs)
+        modules: Any = spec.rl_module_specs
+        for module_id, one in modules.items():
+            if self.algorithm_config_overrides_per_module.get(module_id):
+                own = self.get_config_for_module(module_id).get_default_rl_module_spec()
+                one.model_config = own.model_config
+        return spec
 
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type:

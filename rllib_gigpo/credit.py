@@ -23,6 +23,7 @@ from rllib_gigpo.advantages import (
     estimate,
     gae_over_tokens,
     overlong_cost,
+    pool_agents,
     settings_of,
     whiten,
 )
@@ -70,6 +71,8 @@ def assign_credit(config: GiGPOConfig, rows: Columns, kl_coeff: float, gather: G
     held = np.flatnonzero([ids is not None for ids in rows["prompt_ids"]])
     table = step_table(rows)
     table = table._replace(reward=table.reward - _overlong(config, rows))
+    if config.normalize_over == "policy":
+        table = pool_agents(table)
     kl, token_kl = None, None
     if config.kl_in == "reward" and kl_coeff > 0:
         token_kl = _token_kl(rows, held, config.kl_estimator)

@@ -32,7 +32,7 @@ from rllib_gigpo.models import (
     materialize,
     stop_token_ids,
 )
-from rllib_gigpo.rollout import Episode, GroupTask, Rollout, RolloutSettings, play_groups
+from rllib_gigpo.rollout import Episode, GroupTask, Rollout, RolloutSettings, Voice, play_groups
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.stepping import Stepper
 from rllib_gigpo.vision.sight import load_sight
@@ -82,8 +82,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._idle: list[Game] = []
         self._spaces: tuple[Any, Any] | None = None
         self._engine: Engine | None = None
-        self._encoder: PromptEncoder | None = None
-        self._stop_ids: tuple[int, ...] = ()
+        self._voices: dict[str, tuple[PromptEncoder, tuple[int, ...]]] = {}
         self._owns_engine = True
         self._waiting_weights: dict[str, Published] = {}
         self._versions: dict[str, int] = {}
@@ -147,18 +146,19 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         start = time.perf_counter()
         before = Counter(self._stepper.counts)
         try:
-            encoder = self._get_encoder()
+            settings = self._settings(tasks[0].stream == "evaluation")
+            common = settings.voices[self.config.module_ids[0]]
             # Ray runs every method of an actor class with a coroutine method inside an event loop,
             # where no other loop can run: this class must not have one.
             playing = play_groups(
                 tasks,
                 engine=self.engine,
-                profile=self.config.agent_profile,
-                encoder=encoder,
+                profile=common.profile,
+                encoder=common.encoder,
                 acquire=lambda: self._idle.pop() if self._idle else self._new_game(),
                 release=self._idle.append,
                 stepper=self._stepper,
-                settings=self._settings(tasks[0].stream == "evaluation"),
+                settings=settings,
             )
             rollout = self._loop.run_until_complete(playing)
             for index, episode in enumerate(rollout.episodes):
@@ -176,37 +176,43 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             seconds=time.perf_counter() - start,
         )
 
-    def _get_encoder(self) -> PromptEncoder:
-        if self._encoder is None:
-            path = materialize(self.config.model_spec)
+    def _voice(self, module_id: str, *, evaluating: bool) -> Voice:
+        """Return how a policy is spoken to and speaks."""
+        config = self.config.get_config_for_module(module_id)
+        if module_id not in self._voices:
+            path = materialize(config.model_spec)
             tokenizer = load_tokenizer(path)
-            self._stop_ids = stop_token_ids(tokenizer, load_generation_config(path))
-            self._encoder = PromptEncoder(
+            encoder = PromptEncoder(
                 tokenizer,
-                self.config.agent_profile,
-                self.config.max_prompt_tokens,
-                self.config.on_long_prompt,
+                config.agent_profile,
+                config.max_prompt_tokens,
+                config.on_long_prompt,
                 load_sight(path),
             )
-        return self._encoder
-
-    def _settings(self, evaluating: bool) -> RolloutSettings:
-        config = self.config
+            stop_ids = stop_token_ids(tokenizer, load_generation_config(path))
+            self._voices[module_id] = encoder, stop_ids
+        encoder, stop_ids = self._voices[module_id]
         sampling = Sampling(
             temperature=config.eval_temperature if evaluating else config.temperature,
             top_p=1.0 if evaluating else config.top_p,
             top_k=0 if evaluating else config.top_k,
             max_tokens=config.max_response_tokens,
             stop=config.agent_profile.stop,
-            stop_token_ids=self._stop_ids,
+            stop_token_ids=stop_ids,
         )
+        return Voice(config.agent_profile, encoder, sampling)
+
+    def _settings(self, evaluating: bool) -> RolloutSettings:
+        config = self.config
+        voices = {m: self._voice(m, evaluating=evaluating) for m in config.module_ids}
         return RolloutSettings(
-            sampling=sampling,
+            sampling=voices[config.module_ids[0]].sampling,
             seed=config.root_seed,
             lockstep=config.lockstep,
             max_episode_steps=config.max_episode_steps,
             policy_of=config.module_of,
             keep_last_prompts=config.keeps_last_prompts and not evaluating,
+            voices=voices,
         )
 
     def _new_game(self) -> Game:

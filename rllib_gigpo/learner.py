@@ -36,7 +36,7 @@ from rllib_gigpo.engines.packing import PackedTensors, checksums, unpack
 from rllib_gigpo.engines.packing import pack as pack_tensors
 from rllib_gigpo.engines.published import Published
 from rllib_gigpo.learner_report import report_values
-from rllib_gigpo.module import CausalLMModule
+from rllib_gigpo.module import CausalLMModule, share_bases
 from rllib_gigpo.objective import StepTotals, Totals
 from rllib_gigpo.rows import Columns, complete_batch
 from rllib_gigpo.scoring import held_rows, pack_rows, score_next_states, score_rows
@@ -74,13 +74,20 @@ class GiGPOTorchLearner(TorchLearner):
         self._gradient_norms: dict[str, list[list[float]]] = {}
         self._skipped: dict[str, int] = {}
         self._gathered_optimizers: dict[str, Any] | None = None
+        self._own_settings: dict[str, GiGPOConfig] = {}
+
+    def _settings(self, module_id: str) -> GiGPOConfig:
+        """Return a policy's settings, read once per update."""
+        if module_id not in self._own_settings:
+            self._own_settings[module_id] = self.config.get_config_for_module(module_id)
+        return self._own_settings[module_id]
 
     # Optimizers ------------------------------------------------------------------------------
 
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Give the optimizer the trained parameters only; the reference stays out."""
-        config = config or self.config
+        config = config or self.config.get_config_for_module(module_id)
         groups: Any = [
             {"params": parameters, "lr": rate}
             for parameters, rate in zip(
@@ -119,6 +126,7 @@ class GiGPOTorchLearner(TorchLearner):
         """Put the modules where this learner computes, or its share of them."""
         if not self._is_sharded:
             super()._map_module_to_device(module)
+            share_bases([module[module_id].unwrapped() for module_id in list(module.keys())])
             return
         for module_id in list(module.keys()):
             module[module_id].unwrapped().shard(
@@ -143,6 +151,7 @@ class GiGPOTorchLearner(TorchLearner):
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Start the sums of this update."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._own_settings = {}
         self._totals, self._largest, self._gradient_norms = {}, {}, {}
         self._skipped = {}
 
@@ -183,7 +192,7 @@ class GiGPOTorchLearner(TorchLearner):
 
     def _prepare(self, module_id: str, rows: Columns) -> None:
         """Add what the loss reads: log-probabilities, values, advantages, value targets."""
-        config, module = self.config, self._language_model(module_id)
+        config, module = self._settings(module_id), self._language_model(module_id)
         has_critic = config.critic is not None
         passes: dict[str, Any] = {
             "token_budget": config.micro_batch_tokens,
@@ -214,7 +223,7 @@ class GiGPOTorchLearner(TorchLearner):
 
     def _kl_coeff(self, module_id: str) -> float:
         """The KL coefficient: the setting, or what an adaptive one has come to."""
-        return self._kl_coeffs.get(module_id, self.config.kl_coeff)
+        return self._kl_coeffs.get(module_id, self._settings(module_id).kl_coeff)
 
     def _over_learners(self, values: np.ndarray) -> np.ndarray:
         if not self.distributed:
@@ -233,11 +242,11 @@ class GiGPOTorchLearner(TorchLearner):
             }
             for number in range(max(map(len, plans.values()))):
                 chosen = {m: plan[number] for m, plan in plans.items() if number < len(plan)}
-                mine = {m: self._step_rows(rows[m], drawn) for m, drawn in chosen.items()}
+                mine = {m: self._step_rows(m, rows[m], drawn) for m, drawn in chosen.items()}
                 env_steps = sum(len(module_rows["step"]) for module_rows in mine.values())
                 yield MultiAgentBatch(mine, env_steps=env_steps)
 
-    def _step_rows(self, rows: Columns, drawn: np.ndarray) -> SampleBatch:
+    def _step_rows(self, module_id: str, rows: Columns, drawn: np.ndarray) -> SampleBatch:
         """Rows of one optimizer step that this learner works on, with the step's totals.
 
         Rows without advantage count in the totals; where nothing else draws on them (no KL in the
@@ -245,7 +254,7 @@ class GiGPOTorchLearner(TorchLearner):
         gradient.
         """
         mine = held_rows(rows, drawn)
-        config = self.config
+        config = self._settings(module_id)
         has_kl = config.kl_coeff > 0 and config.kl_in == "loss"
         if not has_kl and config.entropy_coeff == 0 and config.critic is None:
             mine = mine[rows["advantage"][mine] != 0.0]
@@ -268,27 +277,28 @@ class GiGPOTorchLearner(TorchLearner):
                 self._step(module_id, optimizer)
                 before = self._totals.get(module_id, Totals())
                 self._totals[module_id] = before + sums
-                losses[module_id] = sums.loss + self.config.vf_loss_coeff * sums.value_loss
+                vf_loss_coeff = self._settings(module_id).vf_loss_coeff
+                losses[module_id] = sums.loss + vf_loss_coeff * sums.value_loss
         return {}, losses, {}
 
     def _accumulate(self, module_id: str, rows: Columns) -> Totals:
         """Add the gradients of all micro-batches; return their sums over all learners."""
         self._sums = Totals()
-        module = self._language_model(module_id)
+        config, module = self._settings(module_id), self._language_model(module_id)
         everything = np.arange(len(rows["advantage"]))
-        packed = pack_rows(rows, everything, self.config.micro_batch_tokens)
+        packed = pack_rows(rows, everything, config.micro_batch_tokens)
         for micro_batch in self._in_step(packed):
             fwd_out = module.score(
                 micro_batch,
-                entropy_grad=self.config.entropy_coeff > 0,
-                values=self.config.critic is not None,
+                entropy_grad=config.entropy_coeff > 0,
+                values=config.critic is not None,
             )
             if len(micro_batch.rows) == 0:
                 nothing_of(fwd_out).backward()
                 continue
             self.compute_loss_for_module(
                 module_id=module_id,
-                config=self.config,
+                config=config,
                 batch=_loss_inputs(rows, micro_batch, fwd_out.mask),
                 fwd_out=fwd_out,
             ).backward()
@@ -339,7 +349,8 @@ class GiGPOTorchLearner(TorchLearner):
                 parameter.grad = torch.zeros_like(parameter)
         if self.distributed:
             sum_gradients([parameter for group in groups for parameter in group])
-        limit = float("inf") if self.config.grad_clip is None else self.config.grad_clip
+        config = self._settings(module_id)
+        limit = float("inf") if config.grad_clip is None else config.grad_clip
         # A critic's large gradients are not to shorten the policy's.
         norms = [clip_gradients(group, limit) for group in groups]
         self._gradient_norms.setdefault(module_id, []).append(norms)
@@ -348,8 +359,8 @@ class GiGPOTorchLearner(TorchLearner):
             return
         number = self._optimizer_steps.get(module_id, 0) + 1
         self._optimizer_steps[module_id] = number
-        warmup = min(1.0, number / max(1, self.config.lr_warmup_steps))
-        rates = (self.config.lr, self.config.critic_lr)
+        warmup = min(1.0, number / max(1, config.lr_warmup_steps))
+        rates = (config.lr, config.critic_lr)
         for group, rate in zip(optimizer.param_groups, rates, strict=False):
             group["lr"] = rate * warmup
         optimizer.step()
@@ -402,26 +413,26 @@ class GiGPOTorchLearner(TorchLearner):
 
     def packed_weights(self) -> dict[str, PackedTensors]:
         """Per module, the policy's weights in the engines' dtype, an adapter merged in."""
-        dtype = getattr(torch, self.config.dtype)
-        return {
-            module_id: pack_tensors(self._language_model(module_id).policy_weights("cpu"), dtype)
-            for module_id in self.config.module_ids
-        }
+        return {m: self._packed(self._language_model(m)) for m in self.config.module_ids}
 
     def published(self, version: int) -> dict[str, Published]:
         """Per module, what engines are to serve: the adapter where one trains, else all weights."""
-        if self.config.lora is None:
-            return {
-                module_id: Published("weights", packed, version, checksums(unpack(packed)))
-                for module_id, packed in self.packed_weights().items()
-            }
         parcels = {}
         for module_id in self.config.module_ids:
-            tensors, peft_config = self._language_model(module_id).adapter_weights()
+            module = self._language_model(module_id)
+            if module.lora is None:
+                packed = self._packed(module)
+                sums = checksums(unpack(packed))
+                parcels[module_id] = Published("weights", packed, version, sums)
+                continue
+            tensors, peft_config = module.adapter_weights()
             parcels[module_id] = Published(
                 "adapter", pack_tensors(tensors), version, checksums(tensors), peft_config
             )
         return parcels
+
+    def _packed(self, module: CausalLMModule) -> PackedTensors:
+        return pack_tensors(module.policy_weights("cpu"), getattr(torch, self.config.dtype))
 
     def response_logps(
         self, module_id: str, prompt_ids: np.ndarray, response_ids: np.ndarray

@@ -7,7 +7,7 @@ layer stay what they were; "the adapter" means all of them together.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -136,6 +136,16 @@ def adapted_layers(model: PreTrainedModel) -> dict[str, Any]:
     from peft.tuners.lora import LoraLayer
 
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+
+
+def share_base(models: Sequence[PreTrainedModel]) -> None:
+    """Let models that were adapted from the same weights hold these once; adapters stay apart."""
+    held: dict[str, torch.nn.Parameter] = {}
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                first = held.setdefault(name.replace(".base_layer.", "."), parameter)
+                parameter.data = first.data
 
 
 @contextmanager

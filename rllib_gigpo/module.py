@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -291,3 +291,14 @@ class CausalLMModule(TorchRLModule):
 
 def _is_reference(name: str) -> bool:
     return name.startswith("reference.")
+
+
+def share_bases(modules: Sequence[CausalLMModule]) -> None:
+    """Let policies with adapters on the same model hold its frozen weights once."""
+    bases: dict[tuple, list[Any]] = {}
+    for module in modules:
+        if module.lora is not None:
+            key = (module.model_config["spec"], module.model_config["base_dtype"])
+            bases.setdefault(key, []).append(module.lm)
+    for models in bases.values():
+        lora.share_base(models)

@@ -22,13 +22,14 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_gigpo.agent.memory import Memory
+from rllib_gigpo.agent.parsing import Action
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import PromptContext
 from rllib_gigpo.encoding import Encoded, PromptEncoder, PromptTooLongError
@@ -68,6 +69,20 @@ class GroupTask:
     options: Mapping[str, Any] | None = None
 
 
+class Voice(NamedTuple):
+    """How a policy is spoken to and speaks.
+
+    Attributes:
+        profile: Its agent.
+        encoder: Tokenises that agent's prompts for that policy's model.
+        sampling: How responses are drawn.
+    """
+
+    profile: AgentProfile
+    encoder: PromptEncoder
+    sampling: Sampling
+
+
 @dataclass(frozen=True)
 class RolloutSettings:
     """What the rollouts need besides engine, agent and environments.
@@ -81,6 +96,7 @@ class RolloutSettings:
         policy_of: From agent id to policy (RLlib module) id.
         keep_last_prompts: Whether a truncated episode ends with the prompt that would have come
             next, for a critic.
+        voices: By policy id, of those that differ from the others.
     """
 
     sampling: Sampling
@@ -89,6 +105,7 @@ class RolloutSettings:
     max_episode_steps: int | None = None
     policy_of: Callable[[Any], str] = lambda agent_id: "default_policy"
     keep_last_prompts: bool = False
+    voices: Mapping[str, Voice] = field(default_factory=dict)
 
 
 @dataclass
@@ -96,6 +113,8 @@ class _Seat:
     """One agent's side of a running episode."""
 
     index: int
+    policy: str
+    voice: Voice
     memory: Memory
     observation: Any = ""
     text: str = ""
@@ -103,6 +122,10 @@ class _Seat:
     info: Mapping[str, Any] = field(default_factory=dict)
     task: str = ""
     steps: int = 0
+
+    def read(self, completion: Completion) -> Action:
+        """Return what the agent does by its response."""
+        return self.voice.profile.read(self.voice.encoder.decode(completion.token_ids))
 
 
 @dataclass(frozen=True)
@@ -298,8 +321,6 @@ class _Play:
         self.member = member
         self.game = game
         self.deadline = deadline
-        self.profile = round_.profile
-        self.encoder = round_.encoder
         self.settings = round_.settings
         self.seats: dict[Any, _Seat] = {}
 
@@ -317,7 +338,7 @@ class _Play:
         while not self.game.is_done:
             completions = await self._generate(prompts)
             actions = {
-                agent: self.profile.read(self.encoder.decode(completion.token_ids))
+                agent: self.seats[agent].read(completion)
                 for agent, completion in completions.items()
             }
             outcome = await self._step({agent: action.text for agent, action in actions.items()})
@@ -382,13 +403,18 @@ class _Play:
         for agent, observation in observations.items():
             seat = self.seats.get(agent)
             if seat is None:
-                seat = _Seat(len(self.seats), copy.deepcopy(self.profile.memory))
-                self.seats[agent] = seat
+                seat = self.seats[agent] = self._new_seat(agent)
             seat.observation = self.round.gallery.keep(observation)
             seat.text, pictures = self.round.gallery.show(observation)
             seat.pictures |= pictures
             seat.info = infos.get(agent, {})
             seat.task = seat.info.get("task", seat.task)
+
+    def _new_seat(self, agent: Any) -> _Seat:
+        policy = self.settings.policy_of(agent)
+        common = Voice(self.round.profile, self.round.encoder, self.settings.sampling)
+        voice = self.settings.voices.get(policy, common)
+        return _Seat(len(self.seats), policy, voice, copy.deepcopy(voice.profile.memory))
 
     def _prompts_or_truncate(self, observations: Mapping[Any, Any]) -> dict[Any, Encoded]:
         """Prompts of the agents that act now; none where the episode has ended, or ends here."""
@@ -397,7 +423,7 @@ class _Play:
         try:
             return {agent: self._prompt(self.seats[agent]) for agent in observations}
         except PromptTooLongError:
-            if self.encoder.on_long_prompt != "end_episode":
+            if self.round.encoder.on_long_prompt != "end_episode":
                 raise
             self.game.truncate()
             return {}
@@ -420,14 +446,14 @@ class _Play:
             info=seat.info,
             pictures=seat.pictures,
         )
-        return self.encoder.encode(context, seat.memory)
+        return seat.voice.encoder.encode(context, seat.memory)
 
     def _record(self, agent: Any, prompts: Mapping[Any, Encoded]) -> dict[str, Any]:
         seat = self.seats[agent]
         kept = {key: seat.info[key] for key in _KEPT_INFO if key in seat.info}
-        if self.profile.validity == "parser":
+        if seat.voice.profile.validity == "parser":
             kept.pop("is_action_valid", None)
-        anchor = self.profile.anchor_of(seat.observation, seat.info)
+        anchor = seat.voice.profile.anchor_of(seat.observation, seat.info)
         images = prompts.get(agent, _NOTHING).images
         if images:
             kept["images"] = images
@@ -450,10 +476,10 @@ class _Play:
         return Request(
             prompt_ids=prompt.ids,
             images=prompt.images,
-            sampling=self.settings.sampling,
+            sampling=seat.voice.sampling,
             seed=derive_seed(self.settings.seed, self.task.stream, *place),
             request_id=":".join((self.task.stream, *map(str, place))),
-            policy_id=self.settings.policy_of(agent),
+            policy_id=seat.policy,
             agent_id=str(agent),
             group_id=self.task.group,
         )

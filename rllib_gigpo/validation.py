@@ -18,6 +18,7 @@ from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.losses import Aggregation
 from rllib_gigpo.models import ModelSpec
 from rllib_gigpo.recording.trackers import TRACKERS
+from rllib_gigpo.team_checks import check_teams
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
@@ -42,6 +43,7 @@ _CHOICES = {
     "history_base_group": (True, False),
     "optimizer_name": ("adamw", "sgd"),
     "penalty_scope": ("return", "step"),
+    "normalize_over": ("agent", "policy"),
     "old_logp": ("recompute", "engine"),
     "dtype": ("float32", "bfloat16"),
     "base_dtype": ("float32", "bfloat16"),
@@ -158,6 +160,9 @@ def check_settings(config: GiGPOConfig) -> None:
         )
     _check_unused(config)
     _check_sharding(config)
+    check_teams(config)
+    for module_id in config.algorithm_config_overrides_per_module:
+        check_settings(config.get_config_for_module(module_id))
     _check_pairs(config)
     check_family(config)
     if config.env is not None:

@@ -26,6 +26,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.encoding import chat_ids
+from rllib_gigpo.engines import model_folders
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.published import Published, check_held
@@ -73,7 +74,10 @@ class WeightSync:
         self.seconds: dict[str, float] = {}
         self._published: dict[str, Published] = {}
         self._version = -1
-        self._probe_prompt = probe_prompt(config)
+        self._probe_prompts = {
+            module_id: probe_prompt(config.get_config_for_module(module_id))
+            for module_id in config.module_ids
+        }
         self.fleet: Any = self._start_fleet()
         self._crosses = (
             self.fleet is not None
@@ -87,9 +91,8 @@ class WeightSync:
             return None
         from rllib_gigpo.engines.vllm.remote import RemoteVLLMEngine
 
-        folder = materialize(self.config.model_spec)
         return RemoteVLLMEngine.start(
-            dict.fromkeys(self.config.module_ids, folder),
+            model_folders(self.config),
             self.config.vllm_settings,
             num_engines=self.config.num_engines,
         )
@@ -194,13 +197,18 @@ class WeightSync:
                 logps = partial(
                     _learner_logps,
                     module_id=module_id,
-                    prompt_ids=self._probe_prompt,
+                    prompt_ids=self._probe_prompts[module_id],
                     completion=completion,
                 )
                 check_probe(completion, self._first_learner(logps), version, tolerance)
 
     def _answers(self, module_id: str) -> list[Completion]:
-        request = partial(probe_request, self.config, module_id, self._probe_prompt)
+        request = partial(
+            probe_request,
+            self.config.get_config_for_module(module_id),
+            module_id,
+            self._probe_prompts[module_id],
+        )
         if self.fleet is not None:
             requests = [request(group) for group in range(self.config.num_engines)]
             return asyncio.run(_generate(self.fleet, requests))

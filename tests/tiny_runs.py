@@ -43,7 +43,9 @@ def build_learner(config: GiGPOConfig | None = None, **training: Any) -> GiGPOTo
     """A learner in this process, without Ray."""
     config = (config or tiny_config()).copy(copy_frozen=False).training(**training)
     config.validate()
-    learner = config.build_learner(spaces={DEFAULT_MODULE_ID: (TextSpace(), TextSpace())})
+    learner = config.build_learner(
+        spaces=dict.fromkeys(config.module_ids, (TextSpace(), TextSpace()))
+    )
     assert isinstance(learner, GiGPOTorchLearner)
     return learner
 

@@ -160,6 +160,15 @@ class Search(gymnasium.Env[str, str]):
         info = {**self._info(question, observation), "is_action_valid": call is not None}
         return observation, float(self._won), terminated, truncated, info
 
+    @property
+    def golden_answers(self) -> tuple[str, ...]:
+        """The accepted answers of the running question.
+
+        Raises:
+            ResetNeeded: No episode is running.
+        """
+        return self._running_question().golden_answers
+
     def expert_action(self) -> str:
         """Return the next action of an expert that knows the supporting passages and the answer.
 

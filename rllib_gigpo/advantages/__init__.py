@@ -30,7 +30,7 @@ from rllib_gigpo.advantages.returns import (
 )
 from rllib_gigpo.advantages.scores import Advantages, GroupMeanOver, PenaltyScope
 from rllib_gigpo.advantages.shaping import adapted_kl_coeff, overlong_cost
-from rllib_gigpo.advantages.table import StepTable
+from rllib_gigpo.advantages.table import StepTable, pool_agents
 
 __all__ = [
     "ESTIMATORS",
@@ -59,6 +59,7 @@ __all__ = [
     "leave_one_out",
     "needs_critic",
     "overlong_cost",
+    "pool_agents",
     "reinforce",
     "rloo",
     "settings_of",

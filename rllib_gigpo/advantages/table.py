@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rllib_gigpo.advantages.parts import BoolArray, FloatArray, IntArray
+from rllib_gigpo.advantages.parts import BoolArray, FloatArray, IntArray, dense_ids
 
 
 class StepTable(NamedTuple):
@@ -32,6 +32,23 @@ class StepTable(NamedTuple):
     anchor: IntArray
     reward: FloatArray
     valid: BoolArray
+
+
+def pool_agents(table: StepTable) -> StepTable:
+    """Let the trajectories of all agents of a group be compared with each other.
+
+    Args:
+        table: The rows [N].
+
+    Returns:
+        The rows in their order, as if every trajectory were an episode of one agent; anchor groups
+        stay an agent's own.
+    """
+    return table._replace(
+        episode=dense_ids(table.episode, table.agent),
+        anchor=dense_ids(table.anchor, table.agent),
+        agent=np.zeros_like(table.agent),
+    )
 
 
 def canonical(table: StepTable) -> tuple[IntArray, StepTable]:

@@ -10,14 +10,22 @@ if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
 
 
+def model_folders(config: GiGPOConfig) -> dict[str, str]:
+    """Return where each policy's first weights are."""
+    from rllib_gigpo.models import materialize
+
+    return {
+        module_id: materialize(config.get_config_for_module(module_id).model_spec)
+        for module_id in config.module_ids
+    }
+
+
 def build_engine(config: GiGPOConfig) -> Engine:
     """Build the in-process engine of one EnvRunner."""
     from rllib_gigpo.engines.transformers_engine import TransformersEngine
-    from rllib_gigpo.models import materialize
 
-    folder = materialize(config.model_spec)
     return TransformersEngine(
-        dict.fromkeys(config.module_ids, folder),
+        model_folders(config),
         dtype=config.dtype,
         max_model_len=config.max_prompt_tokens + config.max_response_tokens,
         max_num_seqs=config.max_num_seqs,

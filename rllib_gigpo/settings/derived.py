@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from ray import cloudpickle
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.annotations import override
 
 from rllib_gigpo.advantages import Estimator, find_estimator
 from rllib_gigpo.agent.profile import AgentProfile
@@ -99,8 +101,10 @@ class DerivedSettings(TrainingSettings, LearnerSettings, ServingSettings, Record
             "weight_transfer": None if self.weight_road == "ray" else self.weight_road,
             "seed": self.root_seed,
         }
-        if self.lora is not None:
-            settings |= {"enable_lora": True, "max_lora_rank": self.lora.rank}
+        loras = [self.get_config_for_module(module_id).lora for module_id in self.module_ids]
+        ranks = [lora.rank for lora in loras if lora is not None]
+        if ranks:
+            settings |= {"enable_lora": True, "max_lora_rank": max(ranks)}
         return VLLMSettings(**settings | self.engine_options)
 
     @property
@@ -125,7 +129,19 @@ class DerivedSettings(TrainingSettings, LearnerSettings, ServingSettings, Record
     @property
     def module_ids(self) -> tuple[str, ...]:
         """Policies (RLlib modules) of this algorithm."""
-        return tuple(self.policies) if self.policies else (DEFAULT_MODULE_ID,)
+        return tuple(sorted(self.policies)) if self.policies else (DEFAULT_MODULE_ID,)
+
+    @override(AlgorithmConfig)
+    def get_config_for_module(self, module_id: str) -> Self:
+        """Return the settings of one policy: its `algorithm_config_overrides_per_module` first."""
+        own = self.algorithm_config_overrides_per_module.get(module_id)
+        if not own:
+            return self
+        config = self.copy(copy_frozen=False)
+        config.algorithm_config_overrides_per_module = {}
+        for name, value in own.items():
+            setattr(config, name, value)
+        return config
 
     @property
     def module_of(self) -> Callable[[Any], str]:

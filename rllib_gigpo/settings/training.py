@@ -46,6 +46,7 @@ class TrainingSettings(SettingsBase):
         self.lambda_ = 1.0
         self.f_norm: FNorm = "std"
         self.group_mean_over: GroupMeanOver = "episodes"
+        self.normalize_over: Literal["agent", "policy"] = "agent"
         self.whiten_advantages = False
         self.history_length = 2
         self.history_alpha = 1.0
@@ -107,6 +108,7 @@ class TrainingSettings(SettingsBase):
         lambda_: float = UNSET,
         f_norm: Literal["std", "none"] = UNSET,
         group_mean_over: Literal["episodes", "steps"] = UNSET,
+        normalize_over: Literal["agent", "policy"] = UNSET,
         whiten_advantages: bool = UNSET,
         history_length: int = UNSET,
         history_alpha: float = UNSET,
@@ -168,6 +170,9 @@ class TrainingSettings(SettingsBase):
             f_norm: "std" divides advantages by the group's standard deviation, "none" by 1.
             group_mean_over: Whether a group's mean and deviation of returns count each episode
                 once ("episodes") or each of its steps ("steps", as verl-agent does).
+            normalize_over: In a team, whose returns a group's mean and deviation are taken over:
+                "agent", each agent's own (Dr.MAS, arXiv 2602.08847), or "policy", those of all
+                agents that one policy plays. Anchor groups are always an agent's own.
             whiten_advantages: Scale the advantages of the whole batch to mean 0 and deviation 1,
                 each response token counting once.
             history_length: Earlier states that HGPO's groups compare, see

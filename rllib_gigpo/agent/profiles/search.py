@@ -1,6 +1,6 @@
 """Search: the question, all earlier calls with what they found, and two kinds of tool call."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rllib_gigpo.agent.memory import LastSteps
 from rllib_gigpo.agent.parsing import Action
@@ -17,6 +17,16 @@ _PAST = (
 _ASK = """Think first, inside <think> </think>. If you lack knowledge, ask a search engine with \
 <search>query</search>. If you know the answer, give it, without explanation, as \
 <answer>text</answer>. Write exactly one of the two."""
+
+
+_TEAM_ASK = """You are one of two: a searcher, who asks a search engine, and an answerer, who \
+reads what it found. Think first, inside <think> </think>. The searcher writes \
+<search>query</search>. The answerer writes the answer, without explanation, as \
+<answer>text</answer>, or tells the searcher what is missing with <search>text</search>. Write \
+exactly one of the two."""
+
+# The answerer's first sight of the game is what was found.
+_FIRST = "You see: {observation}\n" + _TEAM_ASK
 
 
 @dataclass(frozen=True)
@@ -42,4 +52,12 @@ def profile() -> AgentProfile:
         parser=ToolCallParser(),
         stop=("</search>", "</answer>"),
         respond="<think> I decide what to do next. </think> {action}",
+    )
+
+
+def team() -> AgentProfile:
+    """Return the profile of both agents of `SearchTeam`."""
+    return replace(
+        profile(),
+        prompt=ChatTemplate(user=_HEAD + _FIRST, user_with_history=_HEAD + _PAST + _TEAM_ASK),
     )
