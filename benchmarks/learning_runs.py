@@ -90,11 +90,12 @@ TASKS = {
             "Sokoban",
             "Sokoban",
             CORE,
-            budget=60_000,
+            budget=100_000,
             profile=_GRID,
             teacher="expert",
             warm_episodes=1000,
             warm_steps=250,
+            training={"lr": 3e-4},
         ),
     )
 }
