@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -16,7 +16,7 @@ from rllib_gigpo.advantages import Advantages
 from rllib_gigpo.metrics import episode_return
 from rllib_gigpo.observations import state_key
 from rllib_gigpo.recording.pictures import png
-from rllib_gigpo.rows import agent_episodes, modules_of, step_is_valid
+from rllib_gigpo.rows import agent_episodes, modules_of
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
 Decode = Callable[[np.ndarray], str]
@@ -111,16 +111,20 @@ def rollouts_of(iteration: Iteration, decode: Decode, max_groups: int | None) ->
         iteration.episodes, key=lambda e: (e.custom_data["group"], e.custom_data["member"])
     )
     groups = sorted({episode.custom_data["group"] for episode in ordered})[:max_groups]
+    seats: dict[tuple[int, str], _Seat] = {}
+    texts = _Texts(decode)
     for module, columns in modules_of(iteration.batch):
         advantages = iteration.advantages.get(module)
         for place in np.flatnonzero(np.isin(columns["group"], groups)).tolist():
-            episode = ordered[int(columns["episode"][place])]
+            seat = int(columns["episode"][place]), str(columns["agent_id"][place])
+            if seat not in seats:
+                seats[seat] = _seat(ordered[seat[0]], *seat)
             row = {
                 "iteration": iteration.number,
                 "module": module,
-                **_played(episode, columns, place, found.pictures),
-                "prompt": decode(columns["prompt_ids"][place]),
-                "response": decode(columns["response_ids"][place]),
+                **_played(seats[seat], columns, place, found.pictures),
+                "prompt": texts(columns["prompt_ids"][place]),
+                "response": texts(columns["response_ids"][place]),
                 **_judged(advantages, place),
             }
             found.rows.append({name: row[name] for name in FIELDS})
@@ -128,27 +132,62 @@ def rollouts_of(iteration: Iteration, decode: Decode, max_groups: int | None) ->
     return found
 
 
+class _Texts:
+    """Decodes each distinct sequence once: many rows of a group see the same prompt."""
+
+    def __init__(self, decode: Decode):
+        self._decode = decode
+        self._known: dict[bytes, str] = {}
+
+    def __call__(self, ids: np.ndarray) -> str:
+        key = ids.tobytes()
+        if key not in self._known:
+            self._known[key] = self._decode(ids)
+        return self._known[key]
+
+
+class _Seat(NamedTuple):
+    """One agent's side of an episode, and what all of its rows say alike."""
+
+    single: SingleAgentEpisode
+    turns: list[int]
+    facts: dict[str, Any]
+
+
+def _seat(episode: Episode, number: int, agent: str) -> _Seat:
+    facts = episode.custom_data
+    return _Seat(
+        single=next(single for name, single in agent_episodes(episode) if str(name) == agent),
+        turns=_turns(episode, agent),
+        facts={
+            "group": facts["group"],
+            "member": facts["member"],
+            "episode": number,
+            "agent": agent,
+            "env_seed": facts.get("env_seed"),
+            "task_id": _text(facts.get("task_id")),
+            "task_type": _text(facts.get("task_type")),
+            "task": _text(facts.get("task")),
+            "episode_return": episode_return(episode),
+            "won": bool(facts["won"]) if "won" in facts else None,
+            "terminated": bool(episode.is_terminated),
+            "truncated": bool(episode.is_truncated),
+        },
+    )
+
+
 def _played(
-    episode: Episode, columns: Mapping[str, np.ndarray], place: int, pictures: dict[str, bytes]
+    seat: _Seat, columns: Mapping[str, np.ndarray], place: int, pictures: dict[str, bytes]
 ) -> dict[str, Any]:
     """Return what the rollout says of a row."""
-    facts = episode.custom_data
-    agent, step = str(columns["agent_id"][place]), int(columns["step"][place])
-    single = next(single for name, single in agent_episodes(episode) if str(name) == agent)
+    single, step = seat.single, int(columns["step"][place])
     extras, info = single.extra_model_outputs, single.infos[step]
     is_last = step == len(single) - 1
     text, picture = shown_state(info["observation"], pictures)
     return {
-        "group": facts["group"],
-        "member": facts["member"],
-        "episode": int(columns["episode"][place]),
-        "agent": agent,
+        **seat.facts,
         "step": step,
-        "turn": _turns(episode, agent)[step],
-        "env_seed": facts.get("env_seed"),
-        "task_id": _text(facts.get("task_id")),
-        "task_type": _text(facts.get("task_type")),
-        "task": _text(facts.get("task")),
+        "turn": seat.turns[step],
         "observation": text,
         "picture": picture,
         "prompt_pictures": _prompt_pictures(info.get("images", ()), pictures),
@@ -156,17 +195,15 @@ def _played(
         "anchor_text": _anchor_text(info["anchor"], text),
         "action": extras["action_text"][step],
         "format_valid": bool(extras["format_is_valid"][step]),
-        "valid": step_is_valid(single, step),
+        "valid": bool(columns["valid"][place]),
         "finish_reason": str(extras["finish_reason"][step]),
         "weight_version": int(columns["weight_version"][place]),
         "prompt_tokens": int(columns["num_prompt_tokens"][place]),
         "response_tokens": int(columns["num_response_tokens"][place]),
         "engine_logp": float(columns["engine_logp"][place]),
         "reward": float(columns["reward"][place]),
-        "episode_return": episode_return(episode),
-        "terminated": bool(episode.is_terminated and is_last),
-        "truncated": bool(episode.is_truncated and is_last),
-        "won": bool(facts["won"]) if "won" in facts else None,
+        "terminated": seat.facts["terminated"] and is_last,
+        "truncated": seat.facts["truncated"] and is_last,
         "last_observation": _last_text(single.infos[step + 1]) if is_last else None,
     }
 
