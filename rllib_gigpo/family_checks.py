@@ -6,6 +6,7 @@ nothing: it is refused instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rllib_gigpo.advantages import (
@@ -34,20 +35,13 @@ _SILENT = {
 _WITHOUT_GROUPS = (reinforce, gae_over_steps)
 
 
-def check_family(config: GiGPOConfig) -> None:
-    """Check that the settings of advantages, critic and loss go together.
-
-    Raises:
-        ValueError: The first fault found.
-    """
-    _check_estimator(config)
-    _check_critic(config)
-    _check_loss(config)
-    _check_kl(config)
-    _check_anchor(config)
+def check_family(config: GiGPOConfig) -> Iterator[str]:
+    """Yield what does not go together in the settings of advantages, critic and loss."""
+    for check in (_check_estimator, _check_critic, _check_loss, _check_kl, _check_anchor):
+        yield from check(config)
 
 
-def _check_estimator(config: GiGPOConfig) -> None:
+def _check_estimator(config: GiGPOConfig) -> Iterator[str]:
     estimator = find_estimator(config.estimator)
     read = settings_of(estimator)
     name = config.estimator if isinstance(config.estimator, str) else "of your own"
@@ -57,91 +51,91 @@ def _check_estimator(config: GiGPOConfig) -> None:
         if setting in read or (setting == "penalty_scope" and is_token_level):
             continue
         if value != silent:
-            raise ValueError(
+            yield (
                 f"{setting}={value!r} has no effect with estimator={name!r}: leave it at "
                 f"{silent!r}, or choose an estimator that reads it"
             )
     if config.omega == 0 and config.episode_weight == 0:
-        raise ValueError(
+        yield (
             "omega=0 with episode_weight=0: every advantage is 0 and nothing is learned; raise one "
             "of them"
         )
     if config.group_size == 1 and estimator not in _WITHOUT_GROUPS:
-        raise ValueError(
+        yield (
             f"group_size=1 with estimator={name!r}: an episode alone in its group has advantage 0 "
             "and nothing is learned; use at least 2"
         )
     if config.dynamic_sampling and config.group_size == 1:
-        raise ValueError(
+        yield (
             "dynamic_sampling=True with group_size=1: the returns of a group of one are always "
             "equal, so every group would be left out; use dynamic_sampling=False or larger groups"
         )
 
 
-def _check_critic(config: GiGPOConfig) -> None:
+def _check_critic(config: GiGPOConfig) -> Iterator[str]:
     asks = needs_critic(find_estimator(config.estimator))
     if asks and config.critic is None:
-        raise ValueError(
+        yield (
             "this estimator reads a critic's values and critic=None: set critic='head' (on the "
             "policy's body) or critic='model' (a body of its own)"
         )
     if config.critic is not None and not asks:
-        raise ValueError(
+        yield (
             f"critic={config.critic!r} with estimator={config.estimator!r}: this estimator asks no "
             "critic, which would be trained for nothing; set critic=None or estimator='gae'"
         )
     if config.gae_level == "token" and config.estimator != "gae":
-        raise ValueError(
+        yield (
             f"gae_level='token' with estimator={config.estimator!r}: only 'gae' works on tokens; "
             "leave gae_level at 'step'"
         )
     if config.critic == "model" and config.lora is not None:
-        raise ValueError(
+        yield (
             "critic='model' with lora: a body of its own would be trained in full beside the "
             "adapter; use critic='head'"
         )
 
 
-def _check_loss(config: GiGPOConfig) -> None:
+def _check_loss(config: GiGPOConfig) -> Iterator[str]:
     if config.ratio_level == "sequence" and config.gae_level == "token":
-        raise ValueError(
+        yield (
             "ratio_level='sequence' with gae_level='token': one ratio for a response cannot weigh "
             "advantages of its tokens; use gae_level='step' or ratio_level='token'"
         )
     correction = config.correction
     if config.ratio_level == "sequence" and correction is not None and correction.level == "token":
-        raise ValueError(
+        yield (
             "ratio_level='sequence' with a rollout correction of tokens: the ratio and its "
             "correction must be of one kind; use RolloutCorrection(level='sequence') or "
             "rollout_correction=None"
         )
     if config.dual_clip is not None and config.dual_clip <= 1.0 + config.clip_range[1]:
-        raise ValueError(
+        yield (
             f"dual_clip={config.dual_clip} with clip_param={config.clip_param!r}: the dual bound "
             f"must lie above the upper clip bound {1.0 + config.clip_range[1]:g}; 3 is usual"
         )
 
 
-def _check_kl(config: GiGPOConfig) -> None:
+def _check_kl(config: GiGPOConfig) -> Iterator[str]:
     if config.kl_target is not None and config.kl_coeff == 0:
-        raise ValueError(
+        yield (
             f"kl_target={config.kl_target} with kl_coeff=0: there is no coefficient to adapt; set "
             "kl_coeff to its first value, or kl_target=None"
         )
     if config.kl_in == "loss" and config.kl_estimator == "k1" and config.kl_coeff > 0:
-        raise ValueError(
+        yield (
             "kl_estimator='k1' with kl_in='loss': its gradient is 0 on average, so it would hold "
             "nothing; use 'k2' or 'k3', or kl_in='reward'"
         )
 
 
-def _check_anchor(config: GiGPOConfig) -> None:
+def _check_anchor(config: GiGPOConfig) -> Iterator[str]:
     if config.anchor == "embedding" and not callable(config.anchor_encoder):
-        raise ValueError(
+        yield (
             f"anchor='embedding' with anchor_encoder={config.anchor_encoder!r}: set a function "
             "from a list of texts to one vector each, such as SentenceTransformer(...).encode"
         )
     if config.anchor != "embedding" and config.anchor_encoder is not None:
-        raise ValueError(
+        yield (
             f"anchor_encoder with anchor={config.anchor!r} has no effect: set anchor='embedding'"
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -128,29 +129,75 @@ def check_settings(config: GiGPOConfig) -> None:
     Raises:
         ValueError: The first fault found.
     """
+    for fault in setting_faults(config):
+        raise ValueError(fault)
+
+
+def setting_faults(config: GiGPOConfig) -> Iterator[str]:
+    """Yield every fault of the settings, one sentence each."""
+    found = 0
+    for check in _checks(config):
+        try:
+            for fault in check() or ():
+                found += 1
+                yield fault
+        except ValueError as error:
+            found += 1
+            yield str(error)
+        except Exception:
+            # What reads a setting that was found faulty before may break on it.
+            if not found:
+                raise
+
+
+def _checks(config: GiGPOConfig) -> Iterator[Callable[[], Iterator[str] | None]]:
+    """Yield the checks; each raises a fault, or yields several."""
     for name, choices in _CHOICES.items():
-        _check_choice(name, getattr(config, name), choices)
+        yield partial(_check_choice, name, getattr(config, name), choices)
     for name, least in _WHOLE.items():
-        _check_whole(name, getattr(config, name), least)
+        yield partial(_check_whole, name, getattr(config, name), least)
     for name, least in _WHOLE_OR_NONE.items():
         if getattr(config, name) is not None:
-            _check_whole(name, getattr(config, name), least)
+            yield partial(_check_whole, name, getattr(config, name), least)
     for name, (low, high) in _RANGES.items():
-        _check_range(name, getattr(config, name), low, high)
+        yield partial(_check_range, name, getattr(config, name), low, high)
     for name, least in _NUMBER_OR_NONE.items():
         if getattr(config, name) is not None:
-            _check_range(name, getattr(config, name), least, math.inf)
+            yield partial(_check_range, name, getattr(config, name), least, math.inf)
     if config.seed is not None:
-        _check_whole("seed", config.seed, 0)
-    _check_clip(config.clip_param)
-    _check_betas(config.adam_betas)
-    _check_task_seeds(config.evaluation_task_seeds)
+        yield partial(_check_whole, "seed", config.seed, 0)
+    yield partial(_check_clip, config.clip_param)
+    yield partial(_check_betas, config.adam_betas)
+    yield partial(_check_task_seeds, config.evaluation_task_seeds)
+    yield partial(_check_trackers, config.trackers)
+    # Those of settings together come last: they read several.
+    together = (
+        _check_profile,
+        _check_model,
+        _check_lora,
+        _check_engine,
+        _check_mapping,
+        _check_unused,
+        _check_sharding,
+        _check_policies,
+        _check_pairs,
+        check_family,
+        _check_env,
+    )
+    for check in together:
+        yield partial(check, config)
+
+
+def _check_profile(config: GiGPOConfig) -> None:
     if not isinstance(config.profile, AgentProfile | None):
         raise ValueError(f"profile={config.profile!r}: expected an AgentProfile")
+
+
+def _check_model(config: GiGPOConfig) -> None:
     _ = ModelSpec(config.llm_model, options=config.llm_options)
-    _check_lora(config)
-    _check_engine(config)
-    _check_trackers(config.trackers)
+
+
+def _check_mapping(config: GiGPOConfig) -> None:
     is_default_mapping = config.policy_mapping_fn is AlgorithmConfig.DEFAULT_POLICY_MAPPING_FN
     if is_default_mapping and DEFAULT_MODULE_ID not in config.module_ids:
         raise ValueError(
@@ -158,20 +205,23 @@ def check_settings(config: GiGPOConfig) -> None:
             "agent uses which policy, for example policy_mapping_fn=lambda agent_id, episode, "
             "**kwargs: 'shared'"
         )
-    _check_unused(config)
-    _check_sharding(config)
+
+
+def _check_policies(config: GiGPOConfig) -> Iterator[str]:
     check_teams(config)
     for module_id in config.algorithm_config_overrides_per_module:
-        check_settings(config.get_config_for_module(module_id))
-    _check_pairs(config)
-    check_family(config)
-    if config.env is not None:
-        if not isinstance(config.env, str):
-            raise ValueError(
-                f"environment({config.env!r}): expected a name; register the class first: "
-                "register_llm_env('MyEnv', MyEnv), then environment('MyEnv')"
-            )
-        _ = config.env_spec
+        yield from setting_faults(config.get_config_for_module(module_id))
+
+
+def _check_env(config: GiGPOConfig) -> None:
+    if config.env is None:
+        return
+    if not isinstance(config.env, str):
+        raise ValueError(
+            f"environment({config.env!r}): expected a name; register the class first: "
+            "register_llm_env('MyEnv', MyEnv), then environment('MyEnv')"
+        )
+    _ = config.env_spec
 
 
 def _check_trackers(chosen: Any) -> None:
@@ -183,22 +233,18 @@ def _check_trackers(chosen: Any) -> None:
             )
 
 
-def _check_unused(config: GiGPOConfig) -> None:
+def _check_unused(config: GiGPOConfig) -> Iterator[str]:
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
-        raise ValueError(
-            "api_stack(...) turns RLlib's new API stack off: GiGPO runs on it only; leave it on"
-        )
+        yield ("api_stack(...) turns RLlib's new API stack off: GiGPO runs on it only; leave it on")
     if config.in_evaluation:  # RLlib itself writes into a config of evaluation
         return
     for name, (silent, instead) in _UNUSED.items():
         value = getattr(config, name)
         if value != silent:
-            raise ValueError(
-                f"{name.lstrip('_')}={value!r} has no effect: {instead}; leave it at {silent!r}"
-            )
+            yield (f"{name.lstrip('_')}={value!r} has no effect: {instead}; leave it at {silent!r}")
 
 
-def _check_engine(config: GiGPOConfig) -> None:
+def _check_engine(config: GiGPOConfig) -> Iterator[str]:
     if config.probe_tolerance is not None:
         _check_range("probe_tolerance", config.probe_tolerance, 0.0, math.inf)
     check_road(config)
@@ -209,12 +255,12 @@ def _check_engine(config: GiGPOConfig) -> None:
             ("engine_sleep", False),
         ):
             if getattr(config, name) != default:
-                raise ValueError(
+                yield (
                     f"{name}={getattr(config, name)!r} is of the vLLM engines: set engine='vllm', "
                     f"or leave it at {default!r}"
                 )
         if config.engine_options:
-            raise ValueError(
+            yield (
                 f"engine_options={config.engine_options!r} are of the vLLM engines: set "
                 "engine='vllm', or leave them empty"
             )
@@ -222,101 +268,99 @@ def _check_engine(config: GiGPOConfig) -> None:
     try:
         _ = config.vllm_settings
     except TypeError as error:
-        raise ValueError(f"engine_options={config.engine_options!r}: {error}") from error
+        yield (f"engine_options={config.engine_options!r}: {error}")
 
 
-def _check_sharding(config: GiGPOConfig) -> None:
+def _check_sharding(config: GiGPOConfig) -> Iterator[str]:
     is_alone = (config.num_learners or 0) < 2 and not config.in_evaluation
     if config.sharding == "fsdp" and is_alone:
-        raise ValueError(
+        yield (
             f"sharding='fsdp' with num_learners={config.num_learners}: one learner has nobody to "
             "share the model with; set learners(num_learners=2) or more, or sharding='replicate'"
         )
     if config.offload_to_cpu and config.sharding != "fsdp":
-        raise ValueError(
+        yield (
             "offload_to_cpu=True with sharding='replicate': only parts of a sharded model can be "
             "kept on the CPU; set sharding='fsdp'"
         )
 
 
-def _check_lora(config: GiGPOConfig) -> None:
+def _check_lora(config: GiGPOConfig) -> Iterator[str]:
     if config.lora is not None and not isinstance(config.lora, LoRASettings):
-        raise ValueError(
-            f"lora={config.lora!r}: expected LoRASettings(rank=..., alpha=...) or None"
-        )
+        yield (f"lora={config.lora!r}: expected LoRASettings(rank=..., alpha=...) or None")
     if config.base_dtype == "bfloat16" and config.lora is None:
-        raise ValueError(
+        yield (
             "base_dtype='bfloat16' without lora: all weights are trained, and small updates vanish "
             "in bfloat16; set lora=LoRASettings(...), or leave base_dtype='float32' and set "
             "dtype='bfloat16' for faster matrix products"
         )
     if config.base_dtype == "bfloat16" and config.dtype == "float32":
-        raise ValueError(
+        yield (
             "base_dtype='bfloat16' with dtype='float32': matrix products take the type of the "
             "weights, so they would run in bfloat16; set dtype='bfloat16' too"
         )
 
 
-def _check_pairs(config: GiGPOConfig) -> None:
+def _check_pairs(config: GiGPOConfig) -> Iterator[str]:
     if config.minibatch_size is not None and config.num_minibatches is not None:
-        raise ValueError(
+        yield (
             f"minibatch_size={config.minibatch_size} and num_minibatches={config.num_minibatches} "
             "are both set: set one of them and the other to None"
         )
     if config.max_staleness not in (0, 1):
-        raise ValueError(
+        yield (
             f"max_staleness={config.max_staleness!r}: expected 0 (on-policy) or 1 (rollouts one "
             "version behind the learner)"
         )
     if config.max_staleness > 0 and config.num_env_runners == 0 and not config.in_evaluation:
-        raise ValueError(
+        yield (
             "max_staleness=1 with num_env_runners=0: rollouts in the learner's own process cannot "
             "run beside it; set env_runners(num_env_runners=1) or more"
         )
     if config.max_staleness > 0 and config.engine_sleep:
-        raise ValueError(
+        yield (
             "max_staleness=1 with engine_sleep=True: engines that sleep during the update cannot "
             "play beside it; use one of the two"
         )
     correction = config.rollout_correction
     if not (correction in ("auto", None) or isinstance(correction, RolloutCorrection)):
-        raise ValueError(
+        yield (
             f"rollout_correction={correction!r}: expected RolloutCorrection(...), 'auto' or None"
         )
     if isinstance(correction, RolloutCorrection) and config.old_logp == "engine":
-        raise ValueError(
+        yield (
             "rollout_correction with old_logp='engine': the correction is old over engine "
             "log-probabilities, which would then be 1; use old_logp='recompute' or "
             "rollout_correction=None"
         )
     if (config.top_p < 1.0 or config.top_k > 0) and config.correction is None:
-        raise ValueError(
+        yield (
             f"top_p={config.top_p}, top_k={config.top_k} in training: the learner's "
             "log-probabilities are over the whole vocabulary, so the ratio would be biased; use "
             "top_p=1 and top_k=0, or set rollout_correction=RolloutCorrection()"
         )
     if config.old_logp == "engine" and config.dtype == "bfloat16":
-        raise ValueError(
+        yield (
             "old_logp='engine' with dtype='bfloat16': bf16 log-probabilities differ between engine "
             "and learner by several percent; use old_logp='recompute'"
         )
     if config.grad_clip is not None and config.grad_clip_by != "global_norm":
-        raise ValueError(f"grad_clip_by={config.grad_clip_by!r}: GiGPO clips by 'global_norm' only")
+        yield (f"grad_clip_by={config.grad_clip_by!r}: GiGPO clips by 'global_norm' only")
     if config.framework_str != "torch":
-        raise ValueError(f"framework={config.framework_str!r}: GiGPO runs on 'torch' only")
+        yield (f"framework={config.framework_str!r}: GiGPO runs on 'torch' only")
     if config.evaluation_parallel_to_training:
-        raise ValueError(
+        yield (
             "evaluation_parallel_to_training=True: an evaluation pins one weight version, so it "
             "cannot run beside an update; set it to False"
         )
     has_own_runners = config.evaluation_interval or config.evaluation_num_env_runners
     if config.evaluation_config and not has_own_runners:
-        raise ValueError(
+        yield (
             f"evaluation_config={config.evaluation_config!r} is for EnvRunners of evaluation, and "
             "there are none: set evaluation_interval or evaluation_num_env_runners too"
         )
     if config.step_timeout_s is not None and config.step_threads == 0:
-        raise ValueError(
+        yield (
             f"step_timeout_s={config.step_timeout_s} with step_threads=0: a call in the event loop "
             "cannot be timed out; set step_threads to the number of calls that may run at once"
         )

@@ -1,0 +1,34 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from rllib_gigpo.tables import format_table
+
+State = Literal["ok", "FAULT", "note"]
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at.
+
+    Attributes:
+        part: Which part of the run: "settings", "environment", ...
+        state: "ok", "FAULT" (the run would fail or be wrong), or "note" (worth a look).
+        text: One sentence; of a fault, with the cure.
+    """
+
+    part: str
+    state: State
+    text: str
+
+
+def is_sound(findings: Sequence[Finding]) -> bool:
+    """Whether nothing is at fault."""
+    return all(finding.state != "FAULT" for finding in findings)
+
+
+def findings_table(title: str, findings: Sequence[Finding]) -> str:
+    """Return findings as a text table."""
+    return format_table(title, ("part", "state", "found"), findings)

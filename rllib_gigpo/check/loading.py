@@ -1,0 +1,93 @@
+"""From what the command line names to a GiGPOConfig."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rllib_gigpo.config import GiGPOConfig
+
+
+def load_config(name: str, arguments: Sequence[str] = ()) -> GiGPOConfig:
+    """Return the config that a name stands for.
+
+    Args:
+        name: `file.py:NAME` or `module:NAME`, where NAME is a GiGPOConfig or a function without
+            arguments that returns one; or a tuned example, whose `parser` reads `arguments` and
+            whose `paper_config` returns the config.
+        arguments: The tuned example's own options.
+
+    Raises:
+        ValueError: There is no such file, module or name, or it makes no GiGPOConfig.
+    """
+    if ":" not in name:
+        return _checked(name, _tuned(name, _module(name), arguments))
+    if arguments:
+        raise ValueError(
+            f"{' '.join(arguments)}: {name} takes no options; only tuned examples do, which are "
+            "named without ':NAME'"
+        )
+    found = load_named(name)
+    is_function = callable(found) and not isinstance(found, GiGPOConfig)
+    return _checked(name, found() if is_function else found)
+
+
+def load_named(name: str) -> Any:
+    """Return what `file.py:NAME` or `module:NAME` names.
+
+    Raises:
+        ValueError: There is no such file, module or name.
+    """
+    place, _, attribute = name.rpartition(":")
+    module = _module(place)
+    if not attribute or not hasattr(module, attribute):
+        raise ValueError(f"{place} has no {attribute!r}: name something that it defines")
+    return getattr(module, attribute)
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"there is no module {place!r} ({error}): name a file, such as my_run.py:config, "
+                "or an installed module"
+            ) from error
+    path = Path(place).absolute()
+    if not path.is_file():
+        raise ValueError(f"there is no file {place!r}: name one, such as my_run.py:config")
+    # As if it were run: its neighbours and what lies beside the caller can be imported.
+    for folder in (str(Path.cwd()), str(path.parent)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Classes of the file are found by their module's name when they are pickled.
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _tuned(name: str, module: ModuleType, arguments: Sequence[str]) -> Any:
+    parser = getattr(module, "parser", None)
+    if not (isinstance(parser, argparse.ArgumentParser) and hasattr(module, "paper_config")):
+        raise ValueError(f"{name} is no tuned example: say which config in it, as {name}:NAME")
+    args = getattr(module, "parse", parser.parse_args)(list(arguments))
+    return module.paper_config(args).evaluation(
+        evaluation_interval=args.evaluation_interval, evaluation_duration=args.evaluation_duration
+    )
+
+
+def _checked(name: str, found: Any) -> GiGPOConfig:
+    if not isinstance(found, GiGPOConfig):
+        raise ValueError(f"{name} is a {type(found).__name__}: expected a GiGPOConfig")
+    return found
