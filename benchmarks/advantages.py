@@ -7,7 +7,9 @@ rows, and for similarity a stock `difflib.SequenceMatcher` per row and cluster.
 
 Figures: `exact_ms`, milliseconds of exact grouping and all GiGPO advantages; `over_loop`, how many
 times longer the loop takes; `similarity_s`, seconds of similarity grouping at 0.9; `over_difflib`,
-how many times longer the difflib loop takes.
+how many times longer the difflib loop takes; `embedding_ms`, `image_ms`, `perceptual_ms` and
+`structure_ms`, milliseconds of the other anchors (without the encoder), and `over_image_tuples`,
+how many times longer the framework's tuples of pixels take.
 """
 
 import random
@@ -18,6 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from benchmarks import state_anchors
 from benchmarks.report import best_seconds, report, timed
 from rllib_gigpo.advantages import StepTable, gigpo
 from rllib_gigpo.grouping import exact_anchors, similar_anchors
@@ -205,11 +208,17 @@ def main() -> None:
     torch.set_num_threads(1)
     exact, loop, lean_loop, apart = measure_exact()
     similarity, difflib, (ours, theirs) = measure_similarity()
+    states = state_anchors.measure()
     figures = {
         "exact_ms": round(exact * 1e3, 3),
         "over_loop": round(loop / exact, 1),
         "similarity_s": round(similarity, 4),
         "over_difflib": round(difflib / similarity, 1),
+        "embedding_ms": round(states.embedding * 1e3, 2),
+        "image_ms": round(states.image_bytes * 1e3, 2),
+        "perceptual_ms": round(states.image_perceptual * 1e3, 2),
+        "structure_ms": round(states.structure * 1e3, 2),
+        "over_image_tuples": round(states.image_tuples / states.image_bytes, 1),
     }
     report(
         f"{GROUPS * ROWS_PER_GROUP:,} rows ({GROUPS} groups x {GROUP_SIZE} episodes x {STEPS})",
@@ -238,9 +247,47 @@ def main() -> None:
                 difflib / similarity,
                 f"{theirs} clusters there (autojunk)",
             ),
+            *_state_rows(states),
         ],
         figures,
     )
+
+
+def _state_rows(costs: state_anchors.Costs) -> list[tuple[str, str, float, float, str]]:
+    pixels, size = state_anchors.PIXELS, state_anchors.VECTOR_SIZE
+    image = costs.image_bytes
+    return [
+        (
+            f"embeddings, {size} numbers",
+            "this package, without the encoder",
+            costs.embedding,
+            1.0,
+            "the framework has none",
+        ),
+        (f"images, {pixels} x {pixels}", "this package, equal pixels", image, 1.0, ""),
+        (
+            "",
+            "this package, perceptual key",
+            costs.image_perceptual,
+            costs.image_perceptual / image,
+            "",
+        ),
+        (
+            "",
+            f"tuples of pixels ({state_anchors.TUPLED_IMAGES} images measured, scaled)",
+            costs.image_tuples,
+            costs.image_tuples / image,
+            "same groups",
+        ),
+        ("structured states", "this package", costs.structure, 1.0, ""),
+        (
+            "",
+            "tuples of sorted items",
+            costs.structure_tuples,
+            costs.structure_tuples / costs.structure,
+            "same groups",
+        ),
+    ]
 
 
 if __name__ == "__main__":
