@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rllib_gigpo.vision.sight import Sight
 
 _CACHE_SIZE = 8192
+# History of more characters per token of the limit than this is not tried whole.
+_LIKELY_CHARACTERS = 8
 _NO_PICTURES: Mapping[str, Picture] = {}
 
 
@@ -125,12 +127,9 @@ class PromptEncoder:
             PromptTooLongError: Too long without any history, and observations are not shortened.
         """
         look(memory, context.task, context.observation)
-        _, entries = memory.render()
-        for drop in range(entries + 1):
-            history, shown = memory.render(drop)
-            found = self._tokenize(replace(context, history=history, history_length=shown))
-            if len(found.ids) <= self.max_prompt_tokens:
-                return found
+        found = self._with_history(context, memory)
+        if len(found.ids) <= self.max_prompt_tokens:
+            return found
         if self.on_long_prompt == "shorten_observation":
             return self._shorten(context)
         raise PromptTooLongError(
@@ -138,6 +137,35 @@ class PromptEncoder:
             f"{self.max_prompt_tokens}: raise llm(max_prompt_tokens=...), or choose "
             "agent(on_long_prompt='shorten_observation' or 'end_episode')"
         )
+
+    def _with_history(self, context: PromptContext, memory: Memory) -> Encoded:
+        """Return the prompt with as much history as fits, or without any where none does.
+
+        The work is bounded by the limit, however long the memory is: what is far over the limit is
+        never tokenised.
+        """
+        text, entries = memory.render()
+
+        def encoded(kept: int) -> Encoded:
+            history, shown = memory.render(entries - kept)
+            return self._tokenize(replace(context, history=history, history_length=shown))
+
+        if entries == 0 or len(text) <= _LIKELY_CHARACTERS * self.max_prompt_tokens:
+            found = encoded(entries)
+            if entries == 0 or len(found.ids) <= self.max_prompt_tokens:
+                return found
+        fits, found, too_long = 0, encoded(0), entries + 1
+        if len(found.ids) > self.max_prompt_tokens:
+            return found
+        while too_long - fits > 1:
+            doubled = min(2 * fits + 1, entries)
+            kept = doubled if doubled < too_long else (fits + too_long) // 2
+            tried = encoded(kept)
+            if len(tried.ids) <= self.max_prompt_tokens:
+                fits, found = kept, tried
+            else:
+                too_long = kept
+        return found
 
     def decode(self, token_ids: np.ndarray) -> str:
         """Return a response's text without special tokens."""

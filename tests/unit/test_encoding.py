@@ -160,6 +160,24 @@ def test_the_limit_is_never_exceeded(observation, history, limit):
         assert len(ids) == (fitting[0] if fitting else bare)
 
 
+@pytest.mark.parametrize("entries", [100, 1000, 10_000])
+def test_the_work_of_a_prompt_does_not_grow_with_the_memory(entries):
+    class Measuring(ByteTokenizer):
+        characters = 0
+
+        def apply_chat_template(self, messages, **kwargs):
+            self.characters += sum(len(message["content"]) for message in messages)
+            return super().apply_chat_template(messages, **kwargs)
+
+    tokenizer = Measuring()
+    memory = Told(*["seen"] * entries)
+    ids = encoder(60, "error", tokenizer).encode(seen("cup"), memory).ids
+    # "seen " ten times and "now cup" are 57 of the 60 bytes; one more would be 62.
+    assert len(ids) == 57
+    # 0, 1, 3, 7 and 15 entries are tried, then 11, 9 and 10, each with the 7 of "now cup".
+    assert tokenizer.characters == 8 * 7 + 5 * (0 + 1 + 3 + 7 + 15 + 11 + 9 + 10)
+
+
 # The cache ---------------------------------------------------------------------------------------
 
 
