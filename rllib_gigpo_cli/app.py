@@ -20,9 +20,12 @@ app = typer.Typer(
 # Commands with an argument parser of their own, which `python -m rllib_gigpo.NAME` uses as well.
 _MODULES = {
     "quickstart": ("rllib_gigpo.quickstart", "Teach a tiny model to play KeyDoor in a minute."),
+    "check": ("rllib_gigpo.check.main", "Check a run on a CPU before it costs GPU hours."),
     "check-env": ("rllib_gigpo.check_env", "Check an environment and its agent before training."),
     "record": ("rllib_gigpo.record", "Record an expert's or random steps for a warm start."),
     "sft": ("rllib_gigpo.sft", "Train a model on recorded steps."),
+    "compare": ("rllib_gigpo.compare.main", "Compare algorithms over seeds, with intervals."),
+    "evaluate": ("rllib_gigpo.evaluate.main", "Evaluate a model or a prompted agent on a panel."),
     "export": ("rllib_gigpo.export", "Write a checkpoint as a Hugging Face folder."),
 }
 

@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--omegas", type=float, nargs="+", default=[0.0, 0.4, 0.8, 1.0, 1.4])
     add("--gammas", type=float, nargs="+", default=[0.9, 0.95, 1.0])
     add("--f-norms", nargs="+", choices=("std", "none"), default=["std", "none"])
-    add("--seeds", type=int, default=3, help="runs of every setting, or of the whole population")
+    add("--seeds", type=int, default=None, help="runs of every setting or population; 3")
     add("--population", type=int, default=4, help="trials per seed of --scheduler pbt")
     add("--iterations", type=int, default=30)
     add("--episodes", type=int, default=128, help="per iteration, in groups of 8")
@@ -68,8 +68,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.smoke:
         args.omegas, args.gammas, args.f_norms = [0.0, 1.0], [0.95], ["std"]
-        args.seeds, args.population, args.iterations, args.episodes = 2, 2, 2, 16
+        args.population, args.iterations, args.episodes = 2, 2, 16
         args.cpus_per_trial = 0.5
+    args.seeds = args.seeds or (2 if args.smoke else 3)
     return args
 
 
@@ -150,7 +151,10 @@ def tuner(args: argparse.Namespace, folder: Path) -> tune.Tuner:
             storage_path=str(folder),
             stop={"training_iteration": args.iterations},
             checkpoint_config=tune.CheckpointConfig(
-                checkpoint_frequency=1, num_to_keep=2, checkpoint_at_end=True
+                # A population copies from checkpoints that others made a while ago.
+                checkpoint_frequency=1,
+                num_to_keep=4 if args.scheduler == "pbt" else 2,
+                checkpoint_at_end=True,
             ),
             verbose=1,
         ),

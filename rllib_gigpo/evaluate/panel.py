@@ -1,0 +1,219 @@
+"""Plays a fixed panel of tasks, several episodes at once, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.evaluate.agents import Chat, PromptedAgent, reflect
+from rllib_gigpo.playing.play import Played, play
+from rllib_gigpo.registry import LLMEnvSpec
+from rllib_gigpo.rows import agent_episodes, step_is_valid
+from rllib_gigpo.seeding import derive_seed
+
+EPISODES = "episodes.jsonl"
+_SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What is evaluated, and on which tasks.
+
+    Attributes:
+        model: Name of the model, for tables.
+        env: Name of the environment.
+        env_config: Its settings.
+        seeds: Reset seed of every task, see `rllib_gigpo.evaluation.panel_seeds`.
+        samples: Episodes per task (k).
+        prompting: "plain", "react" or "reflexion".
+        tries: Tries of one episode; only "reflexion" has more than one.
+        max_steps: Steps after which an episode is cut off, or None for the environment's limit.
+        seed: Of the responses.
+        decoding: Temperature and limits, for the record.
+    """
+
+    model: str
+    env: str
+    env_config: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    samples: int = 1
+    prompting: str = "plain"
+    tries: int = 1
+    max_steps: int | None = None
+    seed: int = 0
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "tries"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        if not self.seeds:
+            raise ValueError("a panel needs at least one task")
+        if self.tries > 1 and self.prompting != "reflexion":
+            raise ValueError(
+                f"tries={self.tries} with prompting={self.prompting!r}: only 'reflexion' tries "
+                "again; use tries=1, or prompting='reflexion'"
+            )
+
+
+def evaluate(
+    panel: Panel,
+    chat: Chat,
+    spec: LLMEnvSpec,
+    profile: AgentProfile,
+    folder: Path,
+    *,
+    workers: int = 8,
+    told: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Play what is not played yet.
+
+    An error of model, server or environment ends it; nothing is counted as a loss for it, and the
+    next call goes on from there.
+
+    Args:
+        panel: The tasks.
+        chat: The model; it is called from several threads.
+        spec: Makes the environments, one per worker.
+        profile: The agent.
+        folder: Keeps the episodes.
+        workers: Episodes at once.
+        told: Called with the number of episodes that are played, and of all.
+
+    Returns:
+        One record per episode, by task and sample.
+
+    Raises:
+        ValueError: The folder holds another panel's episodes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _claim(panel, folder)
+    file = folder / EPISODES
+    records = read_episodes(file)
+    done = {(record["task"], record["sample"]) for record in records}
+    total = len(panel.seeds) * panel.samples
+    waiting = [
+        (task, sample)
+        for sample in range(panel.samples)
+        for task in range(len(panel.seeds))
+        if (task, sample) not in done
+    ]
+    local, lock, stopped = threading.local(), threading.Lock(), threading.Event()
+    envs: list[Any] = []
+
+    def run(task: int, sample: int) -> None:
+        if stopped.is_set():
+            return
+        if not hasattr(local, "env"):
+            local.env = spec.make()
+            envs.append(local.env)
+        record = _episode(panel, chat, local.env, spec.name, profile, task, sample)
+        with lock, file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record) + "\n")
+            records.append(record)
+        if told is not None:
+            told(len(records), total)
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        played = [pool.submit(run, *place) for place in waiting]
+        _, left = wait(played, return_when=FIRST_EXCEPTION)
+        stopped.set()
+        for future in left:
+            future.cancel()
+    for env in envs:
+        env.close()
+    for future in played:
+        if not future.cancelled():
+            future.result()
+    return sorted(records, key=lambda record: (record["task"], record["sample"]))
+
+
+def read_episodes(file: Path) -> list[dict[str, Any]]:
+    """Return the episodes of a file; a last line that was cut off is dropped from it."""
+    if not file.exists():
+        return []
+    whole = [line for line in file.read_text("utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+    file.write_text("".join(whole), "utf-8")
+    return [json.loads(line) for line in whole]
+
+
+def _claim(panel: Panel, folder: Path) -> None:
+    settings = json.loads(json.dumps(asdict(panel)))
+    path = folder / _SETTINGS
+    if not path.exists():
+        path.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+        return
+    found = json.loads(path.read_text("utf-8"))
+    different = [name for name in settings if found.get(name) != settings[name]]
+    if different:
+        name = different[0]
+        raise ValueError(
+            f"{folder} holds an evaluation with {name}={found.get(name)!r}, not "
+            f"{settings[name]!r}: name another --output, or repeat the old settings"
+        )
+
+
+def _episode(
+    panel: Panel,
+    chat: Chat,
+    env: Any,
+    name: str,
+    profile: AgentProfile,
+    task: int,
+    sample: int,
+) -> dict[str, Any]:
+    reflections: list[str] = []
+    number = 0
+    while True:
+        seed = derive_seed(panel.seed, "evaluation", task, sample, number)
+        agent = PromptedAgent(chat, panel.prompting, profile, seed, reflections)
+        played = play(
+            env, profile, agent, name=name, seed=panel.seeds[task], max_steps=panel.max_steps
+        )
+        number += 1
+        if _won(played) or number == panel.tries:
+            break
+        reflections.append(reflect(chat, played, seed))
+    return {
+        "task": task,
+        "sample": sample,
+        "env_seed": panel.seeds[task],
+        "tries": number,
+        **_outcome(played),
+    }
+
+
+def _won(played: Played) -> bool:
+    """Whether the environment says so; one that says nothing is won by a positive return."""
+    return bool(played.verdict.get("won", played.total > 0))
+
+
+def _outcome(played: Played) -> dict[str, Any]:
+    verdict = played.verdict
+    valid = [
+        float(step_is_valid(single, step))
+        for _, single in agent_episodes(played.episode)
+        for step in range(len(single))
+    ]
+    return {
+        "task_id": verdict.get("task_id"),
+        "task_type": verdict.get("task_type"),
+        "won": _won(played),
+        "return": played.total,
+        "steps": played.episode.env_steps(),
+        "valid_action_rate": float(np.mean(valid)) if valid else 0.0,
+        "numbers": {key: float(value) for key, value in verdict["numbers"].items()},
+    }
+
+
+def task_ids(records: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the task ids in the order of the panel."""
+    return [record["task_id"] for record in records if record["sample"] == 0]

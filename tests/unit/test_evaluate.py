@@ -1,0 +1,204 @@
+"""`rllib-gigpo evaluate` against a small OpenAI-compatible server and a tiny local model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rllib_gigpo.evaluate.agents import PromptedAgent
+from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError, _sent, cut_after
+from rllib_gigpo.evaluate.main import main
+from rllib_gigpo.evaluate.panel import Panel, evaluate, read_episodes
+from rllib_gigpo.evaluate.results import result_table, summarise
+from rllib_gigpo.registry import get_env_spec
+from rllib_gigpo.vision.files import picture_of_png
+from rllib_gigpo.vision.pictures import Gallery
+from tests.chat_server import ChatServer, echo_profile, serving
+
+
+@pytest.fixture
+def server():
+    with serving() as running:
+        yield running
+
+
+def _arguments(server: ChatServer, output: Path, model: str, *more: str) -> list[str]:
+    shared = ["Echo", f"--endpoint={server.url}", f"--model={model}", f"--output={output}"]
+    return [*shared, "--tasks=6", "--workers=3", "--quiet", *more]
+
+
+def _result(output: Path) -> dict:
+    return json.loads((output / "result.json").read_text())
+
+
+@pytest.mark.parametrize(("model", "won"), [("good", 1.0), ("bad", 0.0)])
+def test_a_model_that_repeats_wins_all_and_another_none(model, won, server, tmp_path: Path):
+    assert main(_arguments(server, tmp_path, model, "--samples=2")) == 0
+    found = _result(tmp_path)
+    assert (found["tasks"], found["episodes"]) == (6, 12)
+    assert found["success_rate"] == found["any_of_k"] == won
+    # Two right answers of 5 each, or one wrong one that ends it; valid in form either way.
+    assert found["return_mean"] == 10 * won
+    assert found["steps_mean"] == (2 if won else 1)
+    assert found["valid_action_rate"] == 1.0
+    assert found["numbers"]["score"] == won
+    assert sum(kind["tasks"] for kind in found["by_type"].values()) == 6
+    # Stop strings are looked for here: what was sent has none, and a seed of its own each time.
+    assert all("stop" not in body for body in server.requests)
+    seeds = [body["seed"] for body in server.requests]
+    assert len(set(seeds)) == len(seeds)
+    assert {body["temperature"] for body in server.requests} == {0.4}
+    table = (tmp_path / "table.md").read_text()
+    assert f"| {model} |" in table
+    assert "all" in table.splitlines()[0]
+    assert r"\toprule" in (tmp_path / "table.tex").read_text()
+
+
+def test_two_evaluations_play_the_same_tasks(server, tmp_path: Path):
+    for name in ("a", "b"):
+        assert main(_arguments(server, tmp_path / name, "good")) == 0
+    first, second = (
+        {r["task"]: r["env_seed"] for r in read_episodes(tmp_path / name / "episodes.jsonl")}
+        for name in ("a", "b")
+    )
+    assert first == second
+    assert all(seed % 2 == 1 for seed in first.values())
+
+
+def test_it_goes_on_where_it_was_stopped(server, tmp_path: Path, capsys):
+    server.failures, server.status = 1, 400
+    assert main(_arguments(server, tmp_path, "good", "--workers=1")) == 2
+    told = capsys.readouterr().err
+    assert "HTTP 400" in told
+    assert "the same command goes on from here" in told
+    assert not (tmp_path / "result.json").exists()
+
+    assert main(_arguments(server, tmp_path, "good", "--workers=1")) == 0
+    before = (tmp_path / "episodes.jsonl").read_text()
+    # A line that was cut off by a crash is played again, the others are not.
+    lines = before.splitlines(keepends=True)
+    (tmp_path / "episodes.jsonl").write_text("".join(lines[:-1]) + lines[-1][:20])
+    asked = len(server.requests)
+    assert main(_arguments(server, tmp_path, "good", "--workers=1")) == 0
+    assert len(server.requests) == asked + 2
+    assert (tmp_path / "episodes.jsonl").read_text() == before
+    with pytest.raises(SystemExit):
+        main(_arguments(server, tmp_path, "good", "--samples=3"))
+    assert "holds an evaluation with samples=1, not 3" in capsys.readouterr().err
+
+
+def test_react_keeps_its_own_turns(server, tmp_path: Path):
+    assert main(_arguments(server, tmp_path, "good", "--prompting=react", "--tasks=1")) == 0
+    first, second = server.requests
+    assert [m["role"] for m in first["messages"]] == ["system", "user"]
+    roles = [m["role"] for m in second["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    # The response as it was read: up to the stop string.
+    assert second["messages"][2]["content"].endswith("</action>")
+    assert second["messages"][1] == first["messages"][1]
+
+
+def test_reflexion_tries_again_with_what_it_learned(server, tmp_path: Path):
+    arguments = _arguments(server, tmp_path, "learner", "--prompting=reflexion", "--tries=3")
+    assert main(arguments) == 0
+    found = _result(tmp_path)
+    assert (found["success_rate"], found["tries_mean"]) == (1.0, 2.0)
+    reflecting = [b for b in server.requests if "did not complete it" in str(b["messages"])]
+    assert len(reflecting) == 6
+    assert "You: <action> 0 </action>" in reflecting[0]["messages"][0]["content"]
+
+
+def test_a_passing_failure_is_tried_again_and_a_lasting_one_named(server):
+    chat = Endpoint(server.url, "good", pause_s=0.001, api_key="secret")
+    messages = [{"role": "user", "content": "say 12"}]
+    server.failures = 2
+    assert chat(messages, {}, 0) == "<action> 12 </action> and so on"
+    assert len(server.requests) == 3
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+    server.failures = 99
+    with pytest.raises(EndpointError, match="did not answer in 5 tries; the last one: HTTP 503"):
+        chat(messages, {}, 0)
+    with pytest.raises(ValueError, match="expected an address such as"):
+        Endpoint("127.0.0.1:8000", "good")
+
+
+def test_responses_end_with_the_first_stop_string():
+    assert cut_after("a</b>c</d>", ["</d>", "</b>"]) == "a</b>"
+    assert cut_after("abc", ["</b>"]) == "abc"
+
+
+def test_pictures_are_sent_as_parts():
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    picture = Gallery().hang(pixels)
+    message = {"role": "user", "content": f"look {picture.mark} here"}
+    content = _sent(message, {picture.name: picture})["content"]
+    assert [part["type"] for part in content] == ["text", "image_url", "text"]
+    head, data = content[1]["image_url"]["url"].split(",")
+    assert head == "data:image/png;base64"
+    assert (picture_of_png(data).pixels == pixels).all()
+
+
+def test_summaries_by_hand():
+    def record(task: int, sample: int, won: bool, kind: str) -> dict:
+        return {
+            "task": task, "sample": sample, "won": won, "task_type": kind, "return": 10.0 * won,
+            "steps": 4, "valid_action_rate": 0.5, "tries": 1, "numbers": {"score": 0.25},
+        }  # fmt: skip
+
+    records = [
+        record(0, 0, True, "Pick"), record(0, 1, False, "Pick"),
+        record(1, 0, True, "Pick"), record(1, 1, True, "Pick"),
+        record(2, 0, False, "Heat"), record(2, 1, False, "Heat"),
+    ]  # fmt: skip
+    found = summarise(records)
+    # Tasks are won at 1/2, 1 and 0.
+    assert found["success_rate"] == pytest.approx(0.5)
+    assert found["any_of_k"] == pytest.approx(2 / 3)
+    assert found["by_type"]["Pick"]["success_rate"] == pytest.approx(0.75)
+    assert found["success_interval"] == [0.0, 1.0]
+    header, rows = result_table("me", found)
+    assert header == ("agent", "Heat", "Pick", "score", "all", "95 %", "any of k")
+    assert rows == [["me", 0.0, 75.0, 25.0, 50.0, "[0.0, 100.0]", pytest.approx(200 / 3)]]
+    with pytest.raises(ValueError, match="no episode"):
+        summarise([])
+
+
+def test_bad_panels_are_refused():
+    with pytest.raises(ValueError, match="only 'reflexion' tries again"):
+        Panel("m", "Echo", {}, (1,), tries=2)
+    with pytest.raises(ValueError, match="at least one task"):
+        Panel("m", "Echo", {}, ())
+    with pytest.raises(ValueError, match="expected one of plain, react, reflexion"):
+        PromptedAgent(lambda messages, pictures, seed: "", "cot", echo_profile())
+
+
+def test_a_prompt_that_is_too_long_loses_its_oldest_history(tmp_path: Path):
+    from rllib_gigpo.encoding import PromptTooLongError
+
+    seen: list[int] = []
+
+    def chat(messages, pictures, seed):
+        if len(messages) > 2:
+            raise PromptTooLongError("too long")
+        seen.append(len(messages))
+        number = messages[-1]["content"].rsplit("say ", 1)[-1]
+        return f"<action> {number} </action>"
+
+    panel = Panel("m", "Echo", {}, (1,), prompting="react")
+    (record,) = evaluate(panel, chat, get_env_spec("Echo"), echo_profile(), tmp_path, workers=1)
+    assert record["won"]
+    assert seen == [2, 2]
+
+
+def test_a_local_model_is_evaluated_the_same_way(tmp_path: Path):
+    arguments = [
+        "KeyDoor", "--model=tiny", "--tasks=3", "--samples=2", "--max-prompt-tokens=128",
+        "--max-response-tokens=8", "--workers=4", "--quiet", "--temperature=1",
+    ]  # fmt: skip
+    for name in ("a", "b"):
+        assert main([*arguments, f"--output={tmp_path / name}"]) == 0
+    first, second = (_result(tmp_path / name) for name in ("a", "b"))
+    assert first == second
+    assert (first["tasks"], first["episodes"]) == (3, 6)
+    assert 0 <= first["valid_action_rate"] < 1
