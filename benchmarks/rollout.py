@@ -23,9 +23,10 @@ import asyncio
 import importlib.util
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -117,8 +118,8 @@ class Bench:
         *,
         seconds: Callable[[int, int], float] = lambda seed, step: 0.0,
         lockstep: bool = False,
-    ) -> tuple[float, int]:
-        """Play one episode per entry of `turns`; return wall-clock seconds and tokens."""
+    ) -> tuple[float, float, int]:
+        """Play one episode per entry of `turns`; return wall-clock, CPU seconds and tokens."""
         profile = AgentProfile(ChatTemplate(user="{observation}", system=RULES), memory=NoMemory())
         settings = RolloutSettings(Sampling(max_tokens=TURN_TOKENS), seed=0, lockstep=lockstep)
         tasks = [
@@ -139,17 +140,19 @@ class Bench:
             settings=settings,
         )
         start = time.perf_counter()
-        rollout = asyncio.run(playing)
+        rollout, cpu = timed(lambda: asyncio.run(playing))
         wall = time.perf_counter() - start
         episodes: list[Any] = rollout.episodes
-        return wall, sum(len(tokens) for episode in episodes for tokens in episode.get_actions())
+        tokens = sum(len(ids) for episode in episodes for ids in episode.get_actions())
+        return wall, cpu, tokens
 
-    def send_at_once(self, requests: Sequence[Request]) -> float:
-        """Send the requests together; return wall-clock seconds."""
+    def send_at_once(self, requests: Sequence[Request]) -> tuple[float, float, int]:
+        """Send the requests together; return wall-clock, CPU seconds and tokens."""
         self.forget()
         start = time.perf_counter()
-        asyncio.run(generate_batch(self.engine, requests))
-        return time.perf_counter() - start
+        completions, cpu = timed(lambda: asyncio.run(generate_batch(self.engine, requests)))
+        wall = time.perf_counter() - start
+        return wall, cpu, sum(len(completion.token_ids) for completion in completions)
 
     def tokens_per_cpu_s(self, *, shared: bool, count: int = REQUESTS) -> float:
         """Generated tokens per CPU second; the best of two, because compilation comes first."""
@@ -225,33 +228,53 @@ def spread(episodes: int, longest: int = LONGEST) -> list[int]:
 
 def measure_rollouts(bench: Bench, episodes: int, longest: int) -> tuple[dict, list[tuple]]:
     """Return the ratios, and the rows of the table."""
-    uneven, even = spread(episodes, longest), [EQUAL] * episodes
+    uneven, even, all_long = spread(episodes, longest), [EQUAL] * episodes, [longest] * episodes
+    rows: list[tuple] = []
+
+    def measure(lengths: str, way: str, work: Callable[[], tuple[float, float, int]]) -> float:
+        wall, cpu, tokens = work()
+        rows.append((lengths, way, wall, cpu, tokens))
+        print(f"{lengths}, {way}: {tokens:,} tokens in {wall:.1f} s", file=sys.stderr, flush=True)
+        return wall
+
     bench.play([1] * episodes)  # compilation and first allocations
-    free, tokens = bench.play(uneven)
-    busy, _ = bench.play(uneven, seconds=lambda seed, step: STEP_S)
-    together, all_tokens = bench.play([longest] * episodes, lockstep=True)
-    played, even_tokens = bench.play(even)
-    # Ids and seeds as they were: the same responses.
-    sent = bench.send_at_once([replace(request) for request in bench.requests])
-    slow, _ = bench.play(even, seconds=slow_step)
-    slow_lockstep, _ = bench.play(even, seconds=slow_step, lockstep=True)
+    span, equal = f"{SHORTEST} to {longest} turns", f"{EQUAL} turns"
+    played = measure(equal, "asynchronous, steps of 0 ms", lambda: bench.play(even))
+    sent = measure(
+        equal,
+        "all requests at once",
+        # Ids and seeds as they were: the same responses.
+        lambda: bench.send_at_once(bench.requests),
+    )
+    slow = measure(
+        equal,
+        "asynchronous, 5 % of the steps 500 ms",
+        lambda: bench.play(even, seconds=slow_step),
+    )
+    slow_lockstep = measure(
+        equal,
+        "lockstep, 5 % of the steps 500 ms",
+        lambda: bench.play(even, seconds=slow_step, lockstep=True),
+    )
+    free = measure(span, "asynchronous, steps of 0 ms", lambda: bench.play(uneven))
+    busy = measure(
+        span,
+        "asynchronous, steps of 50 ms",
+        lambda: bench.play(uneven, seconds=lambda seed, step: STEP_S),
+    )
+    together = measure(
+        span,
+        "lockstep, finished episodes keep generating",
+        lambda: bench.play(all_long, lockstep=True),
+    )
     figures = {
-        "tokens_vs_lockstep": round(tokens / all_tokens, 3),
+        "tokens_vs_lockstep": round(rows[-2][4] / rows[-1][4], 3),
         "wall_vs_lockstep": round(free / together, 3),
         "wall_over_no_env": round(busy / free, 3),
         "wall_over_engine": round(played / sent, 3),
+        "cpu_over_engine": round(rows[0][3] / rows[1][3], 3),
         "lockstep_over_async": round(slow_lockstep / slow, 3),
     }
-    span = f"{SHORTEST} to {longest} turns"
-    rows = [
-        (span, "asynchronous, steps of 0 ms", free, tokens),
-        ("", "asynchronous, steps of 50 ms", busy, tokens),
-        ("", "lockstep, finished episodes keep generating", together, all_tokens),
-        (f"{EQUAL} turns", "asynchronous, steps of 0 ms", played, even_tokens),
-        ("", "all requests at once", sent, even_tokens),
-        ("", "asynchronous, 5 % of the steps 500 ms", slow, even_tokens),
-        ("", "lockstep, 5 % of the steps 500 ms", slow_lockstep, even_tokens),
-    ]
     return figures, rows
 
 
@@ -278,26 +301,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
             name = f"{kind}_tokens_per_cpu_s{'_shared' if shared else ''}"
             speed = bench.tokens_per_cpu_s(shared=shared, count=args.requests)
             figures[name] = round(speed, 1)
-            speeds.append((kind, "shared" if shared else "own", speed))
+            print(f"{name}: {speed:,.1f}", file=sys.stderr, flush=True)
+            speeds.append((kind, f"{'shared' if shared else 'own'} prompt starts", speed))
         if kind == main_kind:
             ratios, rows = measure_rollouts(bench, args.episodes, args.longest)
             figures = {**ratios, **figures}
         bench.engine.close()
     load.append(os.getloadavg()[0])
     figures["load"] = [round(value, 1) for value in load]
-    print_speeds = [
-        (f"{args.requests} requests", f"{kind}, {start} prompt starts", args.requests * TURN_TOKENS)
-        for kind, start, _ in speeds
-    ]
     report(
         f"{args.model} in {args.dtype}, {args.episodes} episodes on the {main_kind} engine, "
         f"{TURN_TOKENS} tokens a turn, {torch.get_num_threads()} threads",
-        ("episodes", "way", "wall-clock s", "tokens", "tokens per CPU s"),
+        ("episodes", "way", "wall-clock s", "CPU s", "tokens", "tokens per CPU s"),
         [
-            *((*row, "") for row in rows),
+            *((*row, row[4] / row[3]) for row in rows),
             *(
-                (*row[:2], "", row[2], speed)
-                for row, (*_, speed) in zip(print_speeds, speeds, strict=True)
+                (f"{args.requests} requests", f"{kind}, {prompts}", "", "", "", speed)
+                for kind, prompts, speed in speeds
             ),
         ],
         figures,

@@ -46,7 +46,13 @@ def test_all_ratios_of_a_small_run(capsys):
     turns = benchmark.spread(3, longest=6)
     # Every turn has 16 tokens; in lockstep all three episodes take six turns.
     assert figures["tokens_vs_lockstep"] == round(sum(turns) / (3 * 6), 3)
-    for name in ("wall_vs_lockstep", "wall_over_no_env", "wall_over_engine", "lockstep_over_async"):
+    for name in (
+        "wall_vs_lockstep",
+        "wall_over_no_env",
+        "wall_over_engine",
+        "cpu_over_engine",
+        "lockstep_over_async",
+    ):
         assert figures[name] > 0
     assert figures["transformers_tokens_per_cpu_s_shared"] > 0
     assert "vllm_tokens_per_cpu_s" not in figures
@@ -54,8 +60,11 @@ def test_all_ratios_of_a_small_run(capsys):
 
 def test_requests_of_a_rollout_can_be_sent_again():
     bench = benchmark.build("transformers", "tiny", concurrency=2, dtype="float32")
-    _, tokens = bench.play([1, 2])
+    *_, tokens = bench.play([1, 2])
     assert tokens == 3 * 16
     assert len(bench.requests) == 3
-    assert bench.send_at_once(bench.requests) > 0
+    wall, cpu, again = bench.send_at_once(bench.requests)
+    assert wall > 0
+    assert cpu > 0
+    assert again == tokens
     bench.engine.close()

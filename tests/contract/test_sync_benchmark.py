@@ -1,0 +1,31 @@
+"""The benchmark of the sync of weights, with a tiny model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+
+import pytest
+
+from benchmarks import sync as benchmark
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None
+        and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
+        reason="vLLM is not installed",
+    ),
+]
+
+
+def test_its_figures_are_of_one_sync_and_one_iteration(local_ray, capsys):
+    benchmark.main(["--model", "tiny", "--dtype", "float32", "--repeats", "1"])
+    figures = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert set(figures) == {"sync_s", "proof_s", "sync_share", "megabytes", "load"}
+    assert 0 < figures["sync_share"] < 1
+    # Two layers of 64 x 64 x 4 and 64 x 128 x 3 matrices are 0.33 MB in fp32; some words and the
+    # biases come on top.
+    assert figures["megabytes"] == 0.3
