@@ -18,6 +18,7 @@ from rllib_gigpo.engines.adapters import check_adapter
 from rllib_gigpo.engines.base import Completion, EngineError, FinishReason, Request
 from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.vllm.adapter import adapter_request
+from rllib_gigpo.engines.vllm.pictures import prompt_with_pictures
 from rllib_gigpo.engines.vllm.process import (
     EngineDiedError,
     EngineThread,
@@ -36,6 +37,7 @@ from rllib_gigpo.engines.vllm.weights import (
     parameter_shapes,
     weight_checksums,
 )
+from rllib_gigpo.vision.sight import Sight, load_sight
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -54,6 +56,7 @@ class _Policy:
     shapes: Shapes
     optional: frozenset[str]
     vocab_size: int
+    sight: Sight | None = None
     version: int = 0
     adapter: _Adapter | None = None
 
@@ -284,6 +287,10 @@ class VLLMEngine:
                 f"the prompt has {len(ids)} tokens and leaves no room for a response within "
                 f"max_model_len={self.max_model_len}: shorten the prompt or raise max_model_len"
             )
+        if request.images and policy.sight is None:
+            raise EngineError(
+                f"the prompt shows {len(request.images)} picture(s), and the model reads text alone"
+            )
         outside = ids[(ids < 0) | (ids >= policy.vocab_size)]
         if len(outside):
             raise EngineError(
@@ -316,7 +323,7 @@ class VLLMEngine:
             self._thread.engines[policy_id] = llm
             llm.collective_rpc(install)
             self._policies[policy_id] = _Policy(
-                llm, shapes, optional, llm.model_config.get_vocab_size()
+                llm, shapes, optional, llm.model_config.get_vocab_size(), load_sight(str(model))
             )
 
     def _add(self, ticket: _Ticket) -> None:
@@ -324,7 +331,6 @@ class VLLMEngine:
             ticket.fail(self._thread.error)
             return
         from vllm.exceptions import VLLMClientError
-        from vllm.inputs import tokens_input
 
         request = ticket.request
         policy = self._policies[request.policy_id]
@@ -332,7 +338,7 @@ class VLLMEngine:
         try:
             ticket.internal_id = policy.llm.add_request(
                 request.request_id,
-                tokens_input(np.asarray(request.prompt_ids).tolist()),
+                self._prompt(policy, request),
                 _sampling_params(request),
                 lora_request=policy.adapter.request if policy.adapter else None,
             )
@@ -342,6 +348,13 @@ class VLLMEngine:
         # vLLM then hands the output over itself, also the partial output of an aborted request.
         state: Any = policy.llm.output_processor.request_states[ticket.internal_id]
         state.queue = ticket
+
+    def _prompt(self, policy: _Policy, request: Request) -> Any:
+        from vllm.inputs import tokens_input
+
+        if request.images and policy.sight is not None:
+            return prompt_with_pictures(request, policy.sight)
+        return tokens_input(np.asarray(request.prompt_ids).tolist())
 
     def _abort(self, ticket: _Ticket) -> None:
         if ticket.internal_id is not None and self._thread.error is None:
@@ -415,12 +428,14 @@ class VLLMEngine:
         }
 
     def _settle(self, policy_id: str, policy: _Policy) -> None:
-        """Refuse while requests run; drop cached prefixes, which belong to the old weights."""
+        """Refuse while requests run; drop what was computed with the old weights."""
         running = policy.llm.get_num_unfinished_requests()
         if running:
             raise EngineError(
                 f"{running} requests of policy {policy_id!r} still run: await or abort them first"
             )
+        if policy.sight is not None:
+            policy.llm.reset_encoder_cache()
         for _ in range(_SETTLING_STEPS):
             if policy.llm.reset_prefix_cache():
                 return

@@ -101,6 +101,10 @@ class VLLMSettings:
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
+            # Pictures come processed and normalised, as the learner sees them.
+            "mm_device_do_normalize": False,
+            "mm_processor_cache_gb": 0,
+            "skip_mm_profiling": True,
         }
         if self.enable_lora:
             args |= {

@@ -24,10 +24,12 @@ def parameter_shapes(model: str) -> tuple[Shapes, frozenset[str]]:
     Returns:
         Shapes by name, and the names of further state that a tied or buffered model may also send.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+
+    from rllib_gigpo.models.loading import model_class
 
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+        skeleton = model_class(model).from_config(AutoConfig.from_pretrained(model))
     shapes = {name: tuple(value.shape) for name, value in skeleton.named_parameters()}
     return shapes, frozenset(skeleton.state_dict().keys() - shapes.keys())
 
