@@ -39,7 +39,7 @@ from rllib_gigpo.learner_report import report_values
 from rllib_gigpo.module import CausalLMModule, share_bases
 from rllib_gigpo.objective import StepTotals, Totals
 from rllib_gigpo.rows import Columns, complete_batch
-from rllib_gigpo.scoring import held_rows, pack_rows, score_next_states, score_rows
+from rllib_gigpo.scoring import held_rows, loss_inputs, pack_rows, score_next_states, score_rows
 from rllib_gigpo.sequences import MicroBatch, ResponseLogps, nothing_of, pack
 from rllib_gigpo.sharding import gathered, part_like
 
@@ -299,7 +299,7 @@ class GiGPOTorchLearner(TorchLearner):
             self.compute_loss_for_module(
                 module_id=module_id,
                 config=config,
-                batch=_loss_inputs(rows, micro_batch, fwd_out.mask),
+                batch=loss_inputs(rows, micro_batch, fwd_out.mask),
                 fwd_out=fwd_out,
             ).backward()
         if self.distributed:
@@ -512,35 +512,3 @@ class GiGPOTorchLearner(TorchLearner):
         if _STATE_KEY in state:
             self._optimizer_steps = dict(state[_STATE_KEY])
         self._kl_coeffs = dict(state.get(_KL_KEY, self._kl_coeffs))
-
-
-_TOKEN_INPUTS = ("old_logps", "ref_logps", "response_logps")
-_INPUTS = ("advantage", "old_values", "value_target")
-
-
-def _loss_inputs(
-    rows: Columns, micro_batch: MicroBatch, mask: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Return the columns of a micro-batch's rows as tensors, on the mask's device."""
-    members = micro_batch.rows.numpy()
-    inputs = {name: _padded(rows[name][members], mask) for name in _TOKEN_INPUTS if name in rows}
-    for name in _INPUTS:
-        if name not in rows:
-            continue
-        column = rows[name][members]
-        if column.dtype == object:
-            inputs[name] = _padded(column, mask)
-        else:
-            inputs[name] = torch.tensor(column, dtype=torch.float32, device=mask.device)
-    for name in ("step_tokens", "step_rows"):
-        inputs[name] = torch.tensor(rows[name][members], dtype=torch.float64)
-    if "value_target" in inputs and inputs["value_target"].dim() == 1:
-        inputs["value_target"] = inputs["value_target"][:, None].expand(mask.shape)
-    return inputs
-
-
-def _padded(values: np.ndarray, mask: torch.Tensor) -> torch.Tensor:
-    """Return float32 [n, T] from n arrays of float32, 0 outside the mask."""
-    flat = torch.from_numpy(np.concatenate([np.asarray(v, dtype=np.float32) for v in values]))
-    out = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-    return out.masked_scatter_(mask, flat.to(mask.device))

@@ -1,4 +1,4 @@
-"""Scoring passes: what a module says of rows before an update, without gradient.
+"""Scoring passes, and what the loss reads: rows to micro-batches, and back to columns.
 
 Only rows whose tokens are held here are scored; another learner scores the others.
 """
@@ -111,3 +111,35 @@ def _unpad(
     numbers, counts = values.float().cpu(), mask.cpu()
     for place, row in enumerate(members):
         into[row] = numbers[place][counts[place]].numpy()
+
+
+_TOKEN_INPUTS = ("old_logps", "ref_logps", "response_logps")
+_INPUTS = ("advantage", "old_values", "value_target")
+
+
+def loss_inputs(
+    rows: Columns, micro_batch: MicroBatch, mask: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the columns of a micro-batch's rows as tensors, on the mask's device."""
+    members = micro_batch.rows.numpy()
+    inputs = {name: _padded(rows[name][members], mask) for name in _TOKEN_INPUTS if name in rows}
+    for name in _INPUTS:
+        if name not in rows:
+            continue
+        column = rows[name][members]
+        if column.dtype == object:
+            inputs[name] = _padded(column, mask)
+        else:
+            inputs[name] = torch.tensor(column, dtype=torch.float32, device=mask.device)
+    for name in ("step_tokens", "step_rows"):
+        inputs[name] = torch.tensor(rows[name][members], dtype=torch.float64)
+    if "value_target" in inputs and inputs["value_target"].dim() == 1:
+        inputs["value_target"] = inputs["value_target"][:, None].expand(mask.shape)
+    return inputs
+
+
+def _padded(values: np.ndarray, mask: torch.Tensor) -> torch.Tensor:
+    """Return float32 [n, T] from n arrays of float32, 0 outside the mask."""
+    flat = torch.from_numpy(np.concatenate([np.asarray(v, dtype=np.float32) for v in values]))
+    out = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    return out.masked_scatter_(mask, flat.to(mask.device))
