@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings = check(
         config,
         one_step=not args.no_step,
+        gpu_gib=args.gpu_gib,
         told=lambda name, found: print(f"  {name}: {found[-1].state}", flush=True),
     )
     print(f"\n{findings_table('what was found', findings)}")
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=program("check"), description="Check a run before it costs GPU hours."
     )
     parser.add_argument("--no-step", action="store_true", help="leave out the training step")
+    parser.add_argument("--gpu-gib", type=float, help="memory of a GPU; more than it is a fault")
     parser.add_argument("config", help="file.py:NAME, module:NAME, or a tuned example")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="the tuned example's own options"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rllib_gigpo.check.findings import Finding, is_sound
+from rllib_gigpo.check.memory import memory_part
 from rllib_gigpo.check.one_step import step_part
 from rllib_gigpo.check.parts import environment_part, model_part, settings_part
 from rllib_gigpo.config import GiGPOConfig
@@ -14,6 +15,7 @@ def check(
     config: GiGPOConfig,
     *,
     one_step: bool = True,
+    gpu_gib: float | None = None,
     told: Callable[[str, list[Finding]], None] | None = None,
 ) -> list[Finding]:
     """Check everything that a CPU can know of a run.
@@ -21,6 +23,7 @@ def check(
     Args:
         config: The run's settings; they are not changed.
         one_step: Whether to train a small copy of the model once.
+        gpu_gib: Memory of the GPUs in GiB, if it is known.
         told: Called with the name and the findings of each part, as they come.
 
     Returns:
@@ -40,6 +43,8 @@ def check(
     look("environment", lambda: environment_part(config))
     if is_sound(findings):
         look("model", lambda: list(model_part(config)))
+    if is_sound(findings):
+        look("memory", lambda: list(memory_part(config, gpu_gib)))
     if is_sound(findings) and one_step:
         look("one step", lambda: step_part(config))
     return findings

@@ -1,14 +1,14 @@
 """`ray job submit --working-dir .`, as docs/cluster.md has it, on a cluster of two nodes."""
 
-import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,70 +28,83 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _start(*arguments: str, log: Path) -> subprocess.Popen:
-    # The script's own `python` is the one that runs this test.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+def _environment(folder: Path) -> dict[str, str]:
+    """The script's `python` is this one; no other Ray of this machine meets this cluster."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": folder.name.ljust(32, "x"),
+    }
     environment.pop("RAY_ADDRESS", None)
+    return environment
+
+
+def _start(*arguments: str, folder: Path, log: Path) -> subprocess.Popen:
+    """Start a node in processes that end with it."""
     with log.open("w") as output:
-        return subprocess.Popen(
+        node = subprocess.Popen(
             [str(_RAY), "start", "--block", "--disable-usage-stats", *arguments],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=_environment(folder),
             start_new_session=True,
         )
+    deadline = time.monotonic() + _PATIENCE_S
+    while "Ray runtime started" not in log.read_text():
+        assert node.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.2)
+    return node
 
 
 @pytest.fixture
-def dashboard(tmp_path: Path) -> Iterator[str]:
-    """Address of the dashboard of a head without CPUs and a second node with them."""
+def cluster(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Dashboard of a head without CPUs and a second node with them, and their folder."""
     port, web = _free_port(), _free_port()
-    agents = [f"--dashboard-agent-listen-port={_free_port()}" for _ in range(2)]
-    head = _start(
-        "--head", f"--port={port}", "--num-cpus=0", "--node-ip-address=127.0.0.1",
-        f"--dashboard-port={web}", f"--ray-client-server-port={_free_port()}", agents[0],
-        "--include-dashboard=true", log=tmp_path / "head.log",
-    )  # fmt: skip
-    nodes = [head]
-    url = f"http://127.0.0.1:{web}"
+    # Paths of sockets must be short.
+    folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
+    nodes = []
     try:
-        _wait_for(lambda: _nodes(url) == 1, tmp_path / "head.log")
-        node = _start(
-            f"--address=127.0.0.1:{port}", "--num-cpus=4", agents[1], log=tmp_path / "node.log"
+        nodes.append(
+            _start(
+                "--head",
+                "--num-cpus=0",
+                f"--temp-dir={folder / 'a'}",
+                f"--port={port}",
+                f"--dashboard-port={web}",
+                f"--ray-client-server-port={_free_port()}",
+                f"--dashboard-agent-listen-port={_free_port()}",
+                folder=folder,
+                log=tmp_path / "head.log",
+            )
         )
-        nodes.append(node)
-        _wait_for(lambda: _nodes(url) == 2, tmp_path / "node.log")
-        yield url
+        address = re.search(r"ray start --address='([^']+)'", (tmp_path / "head.log").read_text())
+        assert address is not None
+        nodes.append(
+            _start(
+                f"--address={address[1]}",
+                # As on another machine: nodes that share it unpack the code over each other.
+                f"--temp-dir={folder / 'b'}",
+                "--num-cpus=4",
+                f"--dashboard-agent-listen-port={_free_port()}",
+                folder=folder,
+                log=tmp_path / "node.log",
+            )
+        )
+        yield f"http://127.0.0.1:{web}", folder
     finally:
-        for process in reversed(nodes):
-            os.killpg(process.pid, signal.SIGTERM)
-        for process in nodes:
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _nodes(url: str) -> int:
-    try:
-        with urllib.request.urlopen(f"{url}/nodes?view=summary", timeout=5) as answer:
-            found = json.load(answer)["data"]["summary"]
-    except OSError:
-        return 0
-    return sum(node["raylet"].get("state") == "ALIVE" for node in found)
-
-
-def _wait_for(is_so, log: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(0.5)
+        for node in reversed(nodes):
+            os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.examples
 @pytest.mark.ray
-def test_a_job_runs_as_the_docs_say(dashboard: str, tmp_path: Path):
+def test_a_job_runs_as_the_docs_say(cluster: tuple[str, Path], tmp_path: Path):
+    dashboard, folder = cluster
     page = (_ROOT / "docs" / "cluster.md").read_text()
     shape = "--working-dir . --runtime-env cluster/runtime_env.yaml"
     assert page.count(shape) == 2
@@ -103,9 +116,10 @@ def test_a_job_runs_as_the_docs_say(dashboard: str, tmp_path: Path):
             "--seeds=1",
         ],
         cwd=_ROOT,
+        env=_environment(folder),
         capture_output=True,
         text=True,
-        timeout=_PATIENCE_S * 2,
+        timeout=_PATIENCE_S,
     )  # fmt: skip
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed[-4000:]

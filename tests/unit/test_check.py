@@ -8,10 +8,12 @@ import torch
 from rllib_gigpo.check.findings import Finding, is_sound
 from rllib_gigpo.check.loading import load_config
 from rllib_gigpo.check.main import main
+from rllib_gigpo.check.memory import adapter_parameters, memory_part
 from rllib_gigpo.check.one_step import cut_to_a_step
 from rllib_gigpo.check.parts import environment_part, model_part, settings_part
 from rllib_gigpo.check.run import check
 from rllib_gigpo.check.small_copy import small_copy
+from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.models import load_causal_lm, load_tokenizer, materialize
 from rllib_gigpo.validation import setting_faults
 from tests.tiny_runs import tiny_config
@@ -97,6 +99,31 @@ def test_a_model_that_is_not_there_is_a_fault(tmp_path: Path):
     assert "config.json" in found.text
 
 
+def test_memory_is_told_by_phase_with_the_setting_to_turn():
+    config = tiny_config(kl_coeff=0.1)
+    found = list(memory_part(config))
+    assert [(f.part, f.state, f.text.split(":")[0]) for f in found] == [
+        ("memory", "ok", phase) for phase in ("score", "update", "engine")
+    ]
+    # 16384 tokens of activations weigh more than a model of some thousand parameters.
+    assert "most of it activations" in found[1].text
+    assert "activation_checkpointing=True" in found[1].text
+    small = {f.text.split(":")[0]: f for f in memory_part(config, gpu_gib=1e-6)}
+    assert {phase: f.state for phase, f in small.items()} == {
+        "score": "FAULT",
+        "update": "FAULT",
+        "engine": "note",
+    }
+    assert "the GPU has 1e-06" in small["update"].text
+
+
+def test_an_adapter_is_counted_matrix_by_matrix():
+    path = materialize(tiny_config().model_spec)
+    # One layer of width 32: q, k, v, o and gate, up, down, all 32 x 32; rank 2 x (32 + 32) each.
+    assert adapter_parameters(path, LoRASettings(rank=2)) == 7 * 2 * 64
+    assert adapter_parameters(path, LoRASettings(rank=2, targets=("q_proj",))) == 2 * 64
+
+
 def test_the_small_copy_has_two_layers_and_the_models_own_tokenizer(tmp_path: Path):
     spec = tiny_config().llm(options={"num_layers": 5}).model_spec
     path = materialize(spec)
@@ -156,7 +183,8 @@ def test_a_sound_run_takes_one_step():
         told=lambda name, findings: told.append((name, findings)),
     )
     assert is_sound(found), found
-    assert [name for name, _ in told] == ["settings", "environment", "model", "one step"]
+    parts = ["settings", "environment", "model", "memory", "one step"]
+    assert [name for name, _ in told] == parts
     # 2 groups x 2 episodes of at most 3 steps.
     assert "4 episodes, 12 rows" in found[-1].text
 

@@ -1,0 +1,85 @@
+"""How much memory each phase will take, and which setting lowers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import transformers
+
+from rllib_gigpo.check.findings import Finding
+from rllib_gigpo.config import GiGPOConfig
+from rllib_gigpo.lora import LoRASettings
+from rllib_gigpo.memory_estimate import estimate, plan_of
+from rllib_gigpo.models import materialize
+from rllib_gigpo.models.loading import model_class
+from rllib_gigpo.vision.sight import load_sight
+
+_GIB = 2**30
+# What to turn when a part is the largest of its phase.
+_KNOBS = {
+    "weights": "share them: learners(num_learners=..., sharding='fsdp'), or llm(lora=...)",
+    "optimizer": "share it: learners(num_learners=..., sharding='fsdp'), or llm(lora=...)",
+    "gradients": "share them: learners(num_learners=..., sharding='fsdp'), or llm(lora=...)",
+    "frozen weights": "llm(base_dtype='bfloat16'), or learners(sharding='fsdp')",
+    "reference": "learners(sharding='fsdp'), llm(lora=...), or kl_coeff=0, which keeps none",
+    "gathered weights": "llm(dtype='bfloat16')",
+    "activations": "learners(activation_checkpointing=True), or a smaller micro_batch_tokens",
+    "logits": "a smaller micro_batch_tokens",
+    "keys and values": "a smaller llm(max_num_seqs=...); vLLM takes less and queues the rest",
+}
+_ENGINE_WEIGHTS = "llm(dtype='bfloat16'), or engine_options={'tensor_parallel_size': ...}"
+
+
+def memory_part(config: GiGPOConfig, gpu_gib: float | None = None) -> Iterator[Finding]:
+    """Estimate the memory of every phase.
+
+    Args:
+        config: The settings.
+        gpu_gib: Memory of the GPUs in GiB; a learner that needs more is a fault. The keys and
+            values of an engine are counted at their longest, so an engine over it is a note.
+    """
+    path = materialize(config.model_spec)
+    if load_sight(path) is not None:
+        yield Finding("memory", "note", "not estimated: the estimate is of text models")
+        return
+    adapter = None if config.lora is None else adapter_parameters(path, config.lora)
+    phases = estimate(
+        transformers.AutoConfig.from_pretrained(path), plan_of(config, lora_parameters=adapter)
+    )
+    for phase, parts in phases.items():
+        total = sum(parts.values()) / _GIB
+        limit = gpu_gib if phase != "host" else None
+        state = "ok"
+        if limit is not None and total > limit:
+            state = "FAULT" if phase != "engine" else "note"
+        over = f", the GPU has {limit:g}" if state != "ok" else ""
+        yield Finding("memory", state, f"{phase}: {total:.2f} GiB{over}; {_told(phase, parts)}")
+
+
+def _told(phase: str, parts: Mapping[str, int]) -> str:
+    largest = max(parts, key=lambda name: parts[name])
+    is_of_engine = (phase, largest) == ("engine", "weights")
+    knob = _ENGINE_WEIGHTS if is_of_engine else _KNOBS[largest]
+    return f"most of it {largest} ({parts[largest] / _GIB:.2f}): {knob}"
+
+
+def adapter_parameters(path: str, lora: LoRASettings) -> int:
+    """Return how many parameters a LoRA adapter has.
+
+    Each adapted matrix of `in` columns and `out` rows gets rank x (in + out).
+
+    Args:
+        path: What `materialize` returned.
+        lora: The adapter.
+    """
+    with torch.device("meta"):
+        model = model_class(path).from_config(transformers.AutoConfig.from_pretrained(path))
+    output = model.get_output_embeddings()
+    return sum(
+        lora.rank * (module.in_features + module.out_features)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and module is not output
+        and (lora.targets == "all-linear" or name.rsplit(".", 1)[-1] in lora.targets)
+    )
