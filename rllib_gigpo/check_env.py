@@ -29,7 +29,7 @@ from rllib_gigpo.commands import add_env_arguments, env_of, program
 from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.env_checks import CHECKS
 from rllib_gigpo.grouping import AnchorRule
-from rllib_gigpo.models import ModelSpec, load_tokenizer, materialize
+from rllib_gigpo.models import FROM_SCRATCH, ModelSpec, load_tokenizer, materialize
 from rllib_gigpo.registry import LLMEnvSpec
 from rllib_gigpo.scripted import Policy, ScriptedEpisode, expert, half_expert, random_legal
 from rllib_gigpo.tables import format_table
@@ -171,9 +171,9 @@ def _token_table(
 
 
 def _model_spec(spec: LLMEnvSpec, profile: AgentProfile, model: str) -> ModelSpec:
-    if model != "tiny":
+    if model not in FROM_SCRATCH:
         return ModelSpec(model)
-    return ModelSpec("tiny", words=collect_words(spec.make(), profile))
+    return ModelSpec(model, words=collect_words(spec.make(), profile))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -120,6 +120,7 @@ class GiGPOConfig(DerivedSettings):
                 "temperature": self.temperature,
                 "lora": self.lora,
                 "base_dtype": self.base_dtype,
+                "freeze_vision_tower": self.freeze_vision_tower,
                 "seed": self.root_seed,
             },
         )

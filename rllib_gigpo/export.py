@@ -32,6 +32,7 @@ from rllib_gigpo.models import (
     ModelSpec,
     load_generation_config,
     materialize,
+    model_class,
     without_progress_bars,
 )
 from rllib_gigpo.module import CausalLMModule
@@ -97,6 +98,8 @@ def export(
     else:
         _save_model(module, path, output, getattr(torch, dtype))
     transformers.AutoTokenizer.from_pretrained(path).save_pretrained(output)
+    if module.sight is not None:
+        module.sight.processor.save_pretrained(output)
     (output / "README.md").write_text(_model_card(module, kind, dtype), encoding="utf-8")
     return output
 
@@ -166,7 +169,7 @@ def _rebuild(trained: _Trained, base: str | None) -> CausalLMModule:
 def _save_model(module: CausalLMModule, path: str, output: Path, dtype: torch.dtype) -> None:
     weights = {name: tensor.to(dtype) for name, tensor in module.policy_weights().items()}
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(module.lm.config, dtype=dtype)
+        model = model_class(path).from_config(module.lm.config, dtype=dtype)
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     model.generation_config = load_generation_config(path)
@@ -200,7 +203,8 @@ def _model_card(module: CausalLMModule, kind: Kind, dtype: Dtype) -> str:
         library, loader = "peft", "AutoPeftModelForCausalLM"
         imports = f"from peft import {loader}\nfrom transformers import AutoTokenizer"
     else:
-        library, loader = "transformers", "AutoModelForCausalLM"
+        library = "transformers"
+        loader = "AutoModelForCausalLM" if module.sight is None else "AutoModelForImageTextToText"
         imports = f"from transformers import {loader}, AutoTokenizer"
     lora = module.lora
     return f"""---
@@ -231,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog=program("export"),
         description="Write a trained policy as a Hugging Face folder. Checkpoints are pickles: "
-        "export only those that you trust."
+        "export only those that you trust.",
     )
     parser.add_argument("checkpoint", help="folder of an RLlib checkpoint")
     parser.add_argument("output", help="folder to write, new or empty")

@@ -66,7 +66,12 @@ class CausalLMModule(TorchRLModule):
                 self.reference = load_causal_lm(path, dtype=torch.float32).requires_grad_(False)
         check_output_layer(self.lm)
         self.sight: Sight | None = load_sight(path)
-        is_frozen = self.sight is not None and self.model_config.get("freeze_vision_tower", False)
+        is_frozen = self.model_config.get("freeze_vision_tower", False)
+        if is_frozen and self.sight is None:
+            raise ValueError(
+                f"llm(freeze_vision_tower=True) with the text model {spec.name!r}, which has no "
+                "vision tower: leave it out"
+            )
         if is_frozen:
             freeze_vision(self.lm)
         self.critic: CriticKind | None = self.model_config.get("critic")

@@ -21,6 +21,7 @@ import torch
 from rllib_gigpo.commands import program
 from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.models import (
+    FROM_SCRATCH,
     ModelSpec,
     load_causal_lm,
     load_tokenizer,
@@ -29,6 +30,7 @@ from rllib_gigpo.models import (
 )
 from rllib_gigpo.record import Example, load_examples
 from rllib_gigpo.sequences import MicroBatch, pack, response_logps
+from rllib_gigpo.vision.pictures import strip_marks
 from rllib_gigpo.vision.sight import Sight, load_sight
 
 
@@ -162,13 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train on what the command line names."""
     args = _parser().parse_args(arguments)
     examples = [example for path in args.data for example in load_examples(path)]
-    is_tiny = args.model == "tiny"
+    is_tiny = args.model in FROM_SCRATCH
     texts = [
         text
         for example in examples
         for text in (example.response, *(m["content"] for m in example.messages))
     ]
-    spec = ModelSpec("tiny", tuple(texts), args.seed) if is_tiny else ModelSpec(args.model)
+    words = tuple(map(strip_marks, texts))
+    spec = ModelSpec(args.model, words, args.seed) if is_tiny else ModelSpec(args.model)
     lr = args.lr if args.lr is not None else 3e-3 if is_tiny else 1e-5
     print(
         f"{len(examples)} examples; {args.steps} steps of {args.batch_size}, lr {lr:g}", flush=True

@@ -25,13 +25,14 @@ import ray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_gigpo.config import GiGPOConfig
-from rllib_gigpo.encoding import chat_ids
+from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.engines import model_folders
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.published import Published, check_held
 from rllib_gigpo.env_runner import LLMEnvRunner
 from rllib_gigpo.models import load_tokenizer, materialize
+from rllib_gigpo.vision.sight import load_sight
 
 _PROBE_TOKENS = 32
 _PROBE_CHARACTERS = 400
@@ -243,9 +244,11 @@ def probe_prompt(config: GiGPOConfig) -> np.ndarray:
         the tiny model of its environment's words; cut to `max_prompt_tokens`.
     """
     spec = config.model_spec
-    tokenizer = load_tokenizer(materialize(spec))
+    path = materialize(spec)
+    tokenizer = load_tokenizer(path)
     text = " ".join(spec.words)[:_PROBE_CHARACTERS] or _PROBE_TEXT
-    ids = chat_ids(tokenizer, [{"role": "user", "content": text}])
+    messages = [{"role": "user", "content": text}]
+    ids = encode_chat(tokenizer, messages, sight=load_sight(path)).ids
     return ids[-config.max_prompt_tokens :]
 
 

@@ -31,6 +31,8 @@ MODELS = {
     "qwen2.5-3b": ModelChoice("Qwen/Qwen2.5-3B-Instruct"),
     "qwen2.5-7b": ModelChoice("Qwen/Qwen2.5-7B-Instruct"),
     "qwen3-1.7b": ModelChoice("Qwen/Qwen3-1.7B", {"kl_coeff": 0.0}),
+    "qwen2-vl-2b": ModelChoice("Qwen/Qwen2-VL-2B-Instruct"),
+    "qwen2.5-vl-3b": ModelChoice("Qwen/Qwen2.5-VL-3B-Instruct"),
     "llama-3.2-1b": ModelChoice("meta-llama/Llama-3.2-1B-Instruct"),
     "llama-3.2-3b": ModelChoice("meta-llama/Llama-3.2-3B-Instruct"),
 }

@@ -17,7 +17,7 @@ from ray.rllib.examples.utils import (
 from rllib_gigpo import GiGPO, GiGPOConfig
 from rllib_gigpo.demo import report_iterations
 from rllib_gigpo.gigpo import training_tasks
-from rllib_gigpo.models import materialize
+from rllib_gigpo.models import FROM_SCRATCH, materialize
 from rllib_gigpo.record import Example, record
 from rllib_gigpo.scripted import Policy, expert
 from rllib_gigpo.sft import WarmStart, warm_start
@@ -97,13 +97,14 @@ def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
 
     The algorithm stays what it is; one without groups plays 4 episodes.
     """
-    is_tiny = args.model in (None, "tiny")
+    tiny = "tiny-vision" if getattr(args, "view", "text") == "rgb" else "tiny"
+    is_tiny = args.model in (None, *FROM_SCRATCH)
     group_size = min(2, config.group_size)
     return (
         config.evaluation(evaluation_config=None)
         .engines(engine="transformers", num_engines=1, engine_num_gpus=0.0)
         .llm(
-            model=args.model or "tiny",
+            model=args.model or tiny,
             dtype="float32" if is_tiny else "bfloat16",
             base_dtype="float32",
             max_prompt_tokens=1024,
@@ -154,7 +155,7 @@ def _warm_start(
 ) -> Path:
     examples = warm_start_examples(config, policy_of)
     print(f"warm start on {len(examples)} steps of tasks that are not trained on ...", flush=True)
-    is_tiny = config.llm_model == "tiny"
+    is_tiny = config.llm_model in FROM_SCRATCH
     return warm_start(
         materialize(config.model_spec),
         examples,

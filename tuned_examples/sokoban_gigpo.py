@@ -10,16 +10,18 @@ box, shown as text. `--levels=boxoban-levels/unfiltered/train --eval-levels=... 
 level files instead. Hardware: four GPUs with 80 GB, of which two learn and
 two generate. `--algo NAME` trains by gigpo, gigpo_dynamic, grpo, rloo, ppo, ...
 
+`... --view rgb` shows pictures to Qwen2.5-VL-3B, as the authors do.
+
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop: a supervised warm start of at
 most 64 steps of a solver, then two iterations of 2 groups x 2 episodes x up to 8 steps.
 
-`... --smoke` does so with a tiny model, in under a minute.
+`... --smoke` does so with a tiny model, in under a minute; with `--view rgb` it sees pictures.
 
 Results to expect
 -----------------
 The authors report 81.0 % success after 150 iterations of Qwen2.5-VL-3B (f_norm "none", their
-README; not reproduced here), 76.9 % with "std" and 67.1 % of GRPO. That model sees pictures, this
-script shows text, so the figures are only a hint. The solver wins every room. The CPU demo is too
+README; not reproduced here), 76.9 % with "std" and 67.1 % of GRPO. That model sees pictures
+(`--view rgb`); of text the figures are only a hint. The solver wins every room. The CPU demo is too
 short to learn.
 """
 
@@ -27,16 +29,16 @@ from _choices import base_config, train_as
 from _shared import cut_down, example_parser, run_example
 
 from rllib_gigpo import GiGPOConfig
-from rllib_gigpo.agent.profiles.sokoban import profile, short_profile
+from rllib_gigpo.agent.profiles.sokoban import picture_profile, profile, short_profile
 
 _DEMO_STEPS = 8
 
-_MODEL = "qwen2.5-1.5b"
+_MODEL, _VISION_MODEL = "qwen2.5-1.5b", "qwen2.5-vl-3b"
 
 parser = example_parser(
     "Sokoban", iterations=150, best_return=11.0, evaluation_interval=5, tasks=128
 )
-parser.add_argument("--view", default="text", choices=("text",), help="what the model is shown")
+parser.add_argument("--view", default="text", choices=("text", "rgb"), help="what the model sees")
 parser.add_argument("--size", type=int, nargs=2, default=(6, 6), metavar=("COLUMNS", "ROWS"))
 parser.add_argument("--boxes", type=int, default=1)
 parser.add_argument("--horizon", type=int, default=15, help="steps of an episode")
@@ -45,7 +47,9 @@ parser.add_argument("--eval-levels", default=None, help="by default --levels")
 
 
 def paper_config(args) -> GiGPOConfig:
-    """Return the settings of the authors' script, on text."""
+    """Return the settings of the authors' script, which shows pictures; here `--view rgb` does."""
+    sees = args.view == "rgb"
+    model = _VISION_MODEL if sees else _MODEL
     room = {
         "size": tuple(args.size),
         "num_boxes": args.boxes,
@@ -55,7 +59,7 @@ def paper_config(args) -> GiGPOConfig:
     }
     tested = {**room, "levels": args.eval_levels or args.levels}
     config = (
-        base_config(args, model=_MODEL)
+        base_config(args, model=model)
         .environment("Sokoban", env_config={**room, "levels": args.levels})
         .llm(
             dtype="bfloat16",
@@ -64,13 +68,13 @@ def paper_config(args) -> GiGPOConfig:
             temperature=1.0,
             eval_temperature=0.4,
         )
-        .agent(profile=profile())
+        .agent(profile=picture_profile() if sees else profile())
         .evaluation(evaluation_config=GiGPOConfig.overrides(env_config=tested))
     )
     return train_as(
         config,
         args,
-        model=_MODEL,
+        model=model,
         num_groups=32,
         group_size=8,
         omega=1.0,

@@ -12,19 +12,23 @@ from rllib_gigpo.models.loading import (
     load_generation_config,
     load_tokenizer,
     materialize,
+    model_class,
     number_of_parameters,
     stop_token_ids,
     without_progress_bars,
 )
-from rllib_gigpo.models.spec import ModelSpec, TinyShape
+from rllib_gigpo.models.spec import FROM_SCRATCH, ModelSpec, TinyShape, TinyVisionShape
 
 __all__ = [
+    "FROM_SCRATCH",
     "ModelSpec",
     "TinyShape",
+    "TinyVisionShape",
     "load_causal_lm",
     "load_generation_config",
     "load_tokenizer",
     "materialize",
+    "model_class",
     "number_of_parameters",
     "stop_token_ids",
     "without_progress_bars",

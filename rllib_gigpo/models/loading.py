@@ -13,7 +13,7 @@ import transformers
 
 from rllib_gigpo.models import smollm2, tiny
 from rllib_gigpo.models.cache import build_once
-from rllib_gigpo.models.spec import SMOLLM2, TINY, ModelSpec
+from rllib_gigpo.models.spec import SMOLLM2, TINY, TINY_VISION, ModelSpec
 from rllib_gigpo.vision.families import MODEL_TYPES
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
@@ -22,7 +22,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
 def materialize(spec: ModelSpec) -> str:
     """Return the Hugging Face folder or id that holds the model, building it where needed.
 
-    `"tiny"` and `"smollm2-135m"` are built once into `$RLLIB_GIGPO_CACHE` (default
+    `"tiny"`, `"tiny-vision"` and `"smollm2-135m"` are built once into `$RLLIB_GIGPO_CACHE` (default
     `~/.cache/rllib_gigpo`); processes and machines may do so at the same time. The same tiny spec
     gives the same weights everywhere. A Hugging Face id comes back as it is: whether it exists
     shows when it is loaded.
@@ -35,6 +35,12 @@ def materialize(spec: ModelSpec) -> str:
     if spec.name == TINY:
         with without_progress_bars():
             return str(build_once(tiny.folder_name(spec), lambda folder: tiny.build(spec, folder)))
+    if spec.name == TINY_VISION:
+        from rllib_gigpo.models import tiny_vision
+
+        with without_progress_bars():
+            name = tiny_vision.folder_name(spec)
+            return str(build_once(name, lambda folder: tiny_vision.build(spec, folder)))
     if spec.name == SMOLLM2:
         with without_progress_bars():
             return str(build_once(smollm2.FOLDER_NAME, smollm2.build))
@@ -45,8 +51,8 @@ def materialize(spec: ModelSpec) -> str:
     if not _HUB_ID.fullmatch(spec.name):
         raise ValueError(
             f"model {spec.name!r} is no existing folder and no Hugging Face id: use {TINY!r}, "
-            f"{SMOLLM2!r}, an id such as 'Qwen/Qwen2.5-1.5B-Instruct', or a folder with "
-            "config.json and *.safetensors"
+            f"{TINY_VISION!r}, {SMOLLM2!r}, an id such as 'Qwen/Qwen2.5-1.5B-Instruct', or a "
+            "folder with config.json and *.safetensors"
         )
     return spec.name
 

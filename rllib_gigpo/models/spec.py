@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 TINY = "tiny"
+TINY_VISION = "tiny-vision"
 SMOLLM2 = "smollm2-135m"
+
+FROM_SCRATCH = (TINY, TINY_VISION)
 
 Option = int | float | bool
 
 
 @dataclass(frozen=True)
 class TinyShape:
-    """Shape of the tiny from-scratch Llama model.
+    """Shape of the tiny from-scratch language model.
 
     Attributes:
         hidden_size: Width of the residual stream; `num_heads` must divide it. vLLM serves only
@@ -57,17 +61,38 @@ class TinyShape:
 
 
 @dataclass(frozen=True)
+class TinyVisionShape(TinyShape):
+    """Shape of the tiny from-scratch image-text model.
+
+    Attributes:
+        initializer_range: As above; wider than for text, so that pictures show from the start.
+        vision_size: Width of the vision tower.
+        vision_layers: Its blocks.
+        image_side: Pictures are shrunk to at most this many pixels squared. A token stands for
+            16 x 16 of them.
+    """
+
+    initializer_range: float = 0.2
+    vision_size: int = 32
+    vision_layers: int = 1
+    image_side: int = 80
+
+
+Shape = TypeVar("Shape", bound=TinyShape)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A language model by name.
 
     Attributes:
-        name: `"tiny"` (built from scratch), `"smollm2-135m"` (packaged weights), a Hugging Face id,
-            or a local folder with `config.json` and safetensors.
-        words: Only for `"tiny"`: sample texts (prompts, observations, actions) whose words form
-            the vocabulary.
-        seed: Only for `"tiny"`: decides the initial weights.
-        options: Only for `"tiny"`: fields of `TinyShape` that differ from their defaults, as a
-            mapping or as pairs; kept as sorted pairs.
+        name: `"tiny"` or `"tiny-vision"` (built from scratch), `"smollm2-135m"` (packaged weights),
+            a Hugging Face id, or a local folder with `config.json` and safetensors.
+        words: Only for the tiny ones: sample texts (prompts, observations, actions) whose words
+            form the vocabulary.
+        seed: Only for the tiny ones: decides the initial weights.
+        options: Only for the tiny ones: fields of `TinyShape` (`TinyVisionShape`) that differ from
+            their defaults, as a mapping or as pairs; kept as sorted pairs.
 
     Raises:
         ValueError: A setting of the wrong kind, an unknown option, or a setting of the tiny model
@@ -93,6 +118,8 @@ class ModelSpec:
         object.__setattr__(self, "options", tuple(sorted(dict(self.options).items())))
         if self.name == TINY:
             _ = self.tiny_shape
+        elif self.name == TINY_VISION:
+            _ = self.tiny_vision_shape
         elif self.words or self.seed or self.options:
             raise ValueError(
                 f"words, seed and options shape the model {TINY!r}; leave them out for "
@@ -102,12 +129,25 @@ class ModelSpec:
     @property
     def tiny_shape(self) -> TinyShape:
         """The tiny model's shape: the defaults with `options` over them."""
+        return self._shape(TinyShape)
+
+    @property
+    def tiny_vision_shape(self) -> TinyVisionShape:
+        """The same of the tiny image-text model."""
+        return self._shape(TinyVisionShape)
+
+    @property
+    def is_from_scratch(self) -> bool:
+        """Whether the model is built from the environment's words."""
+        return self.name in FROM_SCRATCH
+
+    def _shape(self, kind: type[Shape]) -> Shape:
         options = dict(self.options)
-        known = [field.name for field in fields(TinyShape)]
+        known = [field.name for field in fields(kind)]
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ValueError(
                 f"unknown tiny model options {', '.join(map(repr, unknown))}: choose from "
                 f"{', '.join(known)}"
             )
-        return TinyShape(**options)  # pyright: ignore[reportArgumentType]
+        return kind(**options)  # pyright: ignore[reportArgumentType]

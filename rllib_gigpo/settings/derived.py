@@ -17,7 +17,7 @@ from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.engines.roads import Road, choose_road
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.grouping import AnchorRule
-from rllib_gigpo.models import ModelSpec
+from rllib_gigpo.models import FROM_SCRATCH, ModelSpec
 from rllib_gigpo.objective import Objective
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
 from rllib_gigpo.rows import MinibatchPlan
@@ -63,12 +63,12 @@ class DerivedSettings(TrainingSettings, LearnerSettings, ServingSettings, Record
 
     @property
     def model_spec(self) -> ModelSpec:
-        """Which model is loaded; the tiny one gets the words of the environment."""
-        if self.llm_model != "tiny":
+        """Which model is loaded; a tiny one gets the words of the environment."""
+        if self.llm_model not in FROM_SCRATCH:
             return ModelSpec(self.llm_model, options=self.llm_options)
         key = cloudpickle.dumps((self.env_spec.name, dict(self.env_config), self.agent_profile))
         words = _words(key)
-        return ModelSpec("tiny", words=words, seed=self.root_seed, options=self.llm_options)
+        return ModelSpec(self.llm_model, words=words, seed=self.root_seed, options=self.llm_options)
 
     @property
     def anchor_rule(self) -> AnchorRule:

@@ -23,6 +23,7 @@ class ServingSettings(SettingsBase):
         self.llm_options: dict[str, Any] = {}
         self.dtype = "float32"
         self.lora: LoRASettings | None = None
+        self.freeze_vision_tower = False
         self.base_dtype = "float32"
         self.max_prompt_tokens = 2048
         self.max_response_tokens = 512
@@ -68,6 +69,7 @@ class ServingSettings(SettingsBase):
         options: Mapping[str, Any] = UNSET,
         dtype: Literal["float32", "bfloat16"] = UNSET,
         lora: LoRASettings | None = UNSET,
+        freeze_vision_tower: bool = UNSET,
         base_dtype: Literal["float32", "bfloat16"] = UNSET,
         max_prompt_tokens: int = UNSET,
         max_response_tokens: int = UNSET,
@@ -80,13 +82,16 @@ class ServingSettings(SettingsBase):
         """Set the language model and how it speaks.
 
         Args:
-            model: "tiny" (from scratch, words of the environment), "smollm2-135m" (packaged
-                weights), a Hugging Face id, or a local folder with safetensors.
-            options: Shape of the tiny model, such as `{"hidden_size": 64}`.
+            model: "tiny" (from scratch, words of the environment), "tiny-vision" (the same, and
+                it sees pictures), "smollm2-135m" (packaged weights), a Hugging Face id, or a local
+                folder with safetensors.
+            options: Shape of a tiny model, such as `{"hidden_size": 64}`.
             dtype: What matrix products run in; trained parameters and optimizer state stay fp32.
             lora: Train low-rank matrices beside frozen weights, which are then also the KL's
                 reference; None trains all weights. LoRA wants a learning rate about ten times
                 that of a full fine-tune.
+            freeze_vision_tower: Of an image-text model train the language model alone; LoRA does
+                so anyway.
             base_dtype: Type of the frozen weights, with LoRA; "bfloat16" halves their memory.
             max_prompt_tokens: Limit of a prompt.
             max_response_tokens: Limit of a response.

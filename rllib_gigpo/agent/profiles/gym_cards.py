@@ -42,6 +42,17 @@ _ACTION_KEY = re.compile(r'"\s*action\s*"\s*:')
 _NUMBERS = tuple(map(str, range(1, 11)))
 _EZ_POINTS_ACTIONS = (*_NUMBERS, "+", "*", "=")
 _POINTS24_ACTIONS = (*_NUMBERS, "+", "-", "*", "/", "(", ")", "=")
+_CARD_KEYS = '"cards": ["the cards that you see"],\n"formula": "the formula so far",\n'
+_SEEN = {
+    "NumberLine": ("number_line", ("-", "+"), _NUMBER_KEYS),
+    "EZPoints": ("ez_points", _EZ_POINTS_ACTIONS, _CARD_KEYS),
+    "Points24": ("points24", _POINTS24_ACTIONS, _CARD_KEYS),
+    "Blackjack": (
+        "blackjack",
+        ("stand", "hit"),
+        '"dealer": "the dealer\'s open card",\n"player": ["your cards"],\n',
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,16 @@ def short_profile() -> AgentProfile:
         parser=TagParser(fallback_chars=0),
         respond="<action> {action} </action>",
     )
+
+
+def picture_profile(game: str) -> AgentProfile:
+    """Return the profile of a game's picture view: the answer first says what the picture shows.
+
+    Args:
+        game: "NumberLine", "EZPoints", "Points24" or "Blackjack".
+    """
+    name, actions, keys = _SEEN[game]
+    return _profile(name, actions, keys)
 
 
 PROFILES: dict[str, Callable[[], AgentProfile]] = {

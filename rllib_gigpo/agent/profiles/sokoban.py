@@ -9,12 +9,18 @@ from rllib_gigpo.agent.prompt import ChatTemplate
 
 _DIRECTIONS = ("up", "down", "left", "right")
 
-_HEAD = """You play Sokoban. Every box has to stand on a target in the end.
-`#` is a wall, `_` free floor, `O` a target, `X` a box, `√` a box on a target, `P` you, and `S` \
-you on a target.
-You push a box by walking into it, if the cell behind it is free. You never pull one, so a box in \
-a corner that is no target is lost. You cannot enter walls.
+_GOAL = "You play Sokoban. Every box has to stand on a target in the end.\n"
+_SYMBOLS = """`#` is a wall, `_` free floor, `O` a target, `X` a box, `√` a box on a target, \
+`P` you, and `S` you on a target.
 """
+_COLOURS = """You see the room from above: brick walls, dark free floor, red diamonds as targets, \
+yellow boxes, green boxes where they stand on a target, and yourself in blue.
+"""
+_RULES = """You push a box by walking into it, if the cell behind it is free. You never pull \
+one, so a box in a corner that is no target is lost. You cannot enter walls.
+"""
+
+_HEAD = _GOAL + _SYMBOLS + _RULES
 
 _PAST = (
     "Your last {history_length} step(s), with what you saw and what you did:\n"
@@ -56,6 +62,16 @@ def profile() -> AgentProfile:
     return AgentProfile(
         prompt=ChatTemplate(user=_HEAD + _ASK, user_with_history=_HEAD + _PAST + _ASK),
         memory=LastSteps(2),
+        parser=DirectionParser(TagParser(require_think=True, fallback_chars=0)),
+        respond="<think> I take the next useful step. </think> <action> {action} </action>",
+    )
+
+
+def picture_profile() -> AgentProfile:
+    """Return the profile of `Sokoban`'s picture view, as the paper plays it: no memory."""
+    return AgentProfile(
+        prompt=ChatTemplate(user=_GOAL + _COLOURS + _RULES + _ASK),
+        memory=NoMemory(),
         parser=DirectionParser(TagParser(require_think=True, fallback_chars=0)),
         respond="<think> I take the next useful step. </think> <action> {action} </action>",
     )
