@@ -21,6 +21,9 @@ _SIMULATORS = {
 _RAY_FILES = {
     "rllib_gigpo/__init__.py",
     "rllib_gigpo/callbacks.py",
+    "rllib_gigpo/check/one_step.py",
+    "rllib_gigpo/compare/main.py",
+    "rllib_gigpo/compare/runs.py",
     "rllib_gigpo/config.py",
     "rllib_gigpo/demo.py",
     "rllib_gigpo/env_runner.py",
