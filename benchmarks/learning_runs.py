@@ -84,7 +84,7 @@ TASKS = {
             "KeyDoorLocal",
             CORE,
             budget=70_000,
-            env_config={"size": 3, "horizon": 12},
+            env_config={"size": 3, "horizon": 20},
         ),
         Task(
             "Sokoban",

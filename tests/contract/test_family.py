@@ -7,6 +7,7 @@ from ray import tune
 from rllib_gigpo import GiGPO, GiGPOConfig
 from rllib_gigpo.presets import PRESETS
 from tests.ray_runs import facts_of, run_config, weights_of
+from tests.tiny_runs import tiny_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 
@@ -111,3 +112,20 @@ def test_a_named_trainable_refuses_other_settings(warm_model):
     grpo = GiGPOConfig.preset("grpo").algo_class
     with pytest.raises(ValueError, match="trainable of 'grpo' was given the settings of 'gigpo'"):
         grpo(config=run_config(warm_model))
+
+
+def test_a_team_has_a_critic_for_every_agents_own_steps():
+    config = (
+        tiny_config(**{**PPO, "kl_coeff": 0.01, "invalid_action_penalty": 0.1})
+        .environment("KeyDoorTeam", env_config={"size": 3, "horizon": 6})
+        .multi_agent(policies={"shared"}, policy_mapping_fn=lambda agent, *_, **__: "shared")
+    )
+    algorithm = config.build_algo()
+    found = algorithm.train()["learners"]["shared"]
+    episodes = algorithm._sample(1).training_episodes
+    algorithm.stop()
+    assert found["critic_gradient_norm"] > 0.0
+    # Untrained, it plays to the horizon: every agent ends with the prompt that would come next.
+    for episode in episodes:
+        assert episode.is_truncated
+        assert all(len(e.get_observations(-1)) > 0 for e in episode.agent_episodes.values())
