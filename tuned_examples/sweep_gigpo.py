@@ -103,21 +103,28 @@ def sweep_config(args: argparse.Namespace) -> GiGPOConfig:
 def space(args: argparse.Namespace, config: GiGPOConfig) -> GiGPOConfig:
     """Add what is swept: every setting and seed, or a population to start from."""
     # The population's settings are drawn; every seed has one of its own.
-    choose = tune.choice if args.scheduler == "pbt" else tune.grid_search
+    choose: Any = tune.choice if args.scheduler == "pbt" else tune.grid_search
+    seeds: Any = tune.grid_search(list(range(args.seeds)))
     return config.training(
         omega=choose(args.omegas), gamma=choose(args.gammas), f_norm=choose(args.f_norms)
-    ).debugging(seed=tune.grid_search(list(range(args.seeds))))
+    ).debugging(seed=seeds)
 
 
 def scheduler(args: argparse.Namespace) -> Any:
     """Return Tune's scheduler; None runs every trial to its end."""
-    common = {"time_attr": "training_iteration", "metric": METRIC, "mode": "max"}
     if args.scheduler == "asha":
-        grace = max(1, args.iterations // 4)
-        return ASHAScheduler(**common, max_t=args.iterations, grace_period=grace)
+        return ASHAScheduler(
+            time_attr="training_iteration",
+            metric=METRIC,
+            mode="max",
+            max_t=args.iterations,
+            grace_period=max(1, args.iterations // 4),
+        )
     if args.scheduler == "pbt":
         return PopulationBasedTraining(
-            **common,
+            time_attr="training_iteration",
+            metric=METRIC,
+            mode="max",
             perturbation_interval=max(1, args.iterations // 6),
             hyperparam_mutations={
                 "omega": args.omegas,
@@ -133,13 +140,13 @@ def tuner(args: argparse.Namespace, folder: Path) -> tune.Tuner:
     config = sweep_config(args)
     config.llm(model=starting_model(config, folder / "models", seed=0))
     trials = str(folder / "trials")
-    config = space(args, config)
+    param_space: Any = space(args, config)  # Tune takes RLlib's configs, its types do not say so
     if tune.Tuner.can_restore(trials):
         print(f"going on with the sweep in {trials}", flush=True)
-        return tune.Tuner.restore(trials, "GiGPO", param_space=config, resume_errored=True)
+        return tune.Tuner.restore(trials, "GiGPO", param_space=param_space, resume_errored=True)
     return tune.Tuner(
         "GiGPO",
-        param_space=config,
+        param_space=param_space,
         tune_config=tune.TuneConfig(
             scheduler=scheduler(args),
             num_samples=args.population if args.scheduler == "pbt" else 1,
@@ -171,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = tuner(args, folder).fit()
     for error in results.errors:
         print(f"a trial failed: {error}", flush=True)
-    trials = trials_of(results, METRIC)
+    trials = trials_of([results[i] for i in range(len(results))], METRIC)
     table = format_table(
         f"{args.env}: {METRIC} over {args.seeds} seeds", HEADER, sweep_rows(trials)
     )

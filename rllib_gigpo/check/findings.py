@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from rllib_gigpo.tables import format_table
-
 State = Literal["ok", "FAULT", "note"]
 
 
@@ -29,6 +27,6 @@ def is_sound(findings: Sequence[Finding]) -> bool:
     return all(finding.state != "FAULT" for finding in findings)
 
 
-def findings_table(title: str, findings: Sequence[Finding]) -> str:
-    """Return findings as a text table."""
-    return format_table(title, ("part", "state", "found"), findings)
+def findings_text(findings: Sequence[Finding]) -> str:
+    """Return findings as lines of text."""
+    return "\n".join(f"{f.state:<6} {f.part:<12} {f.text}" for f in findings)

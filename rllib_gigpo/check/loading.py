@@ -34,8 +34,9 @@ def load_config(name: str, arguments: Sequence[str] = ()) -> GiGPOConfig:
             "named without ':NAME'"
         )
     found = load_named(name)
-    is_function = callable(found) and not isinstance(found, GiGPOConfig)
-    return _checked(name, found() if is_function else found)
+    return _checked(
+        name, found if isinstance(found, GiGPOConfig) or not callable(found) else found()
+    )
 
 
 def load_named(name: str) -> Any:

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check what the command line names and return the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    from rllib_gigpo.check.findings import findings_table, is_sound
+    from rllib_gigpo.check.findings import findings_text, is_sound
     from rllib_gigpo.check.loading import load_config
     from rllib_gigpo.check.run import check
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpu_gib=args.gpu_gib,
         told=lambda name, found: print(f"  {name}: {found[-1].state}", flush=True),
     )
-    print(f"\n{findings_table('what was found', findings)}")
+    print(f"\n{findings_text(findings)}")
     faults = sum(finding.state == "FAULT" for finding in findings)
     print(f"\n{faults} to mend before training" if faults else "\nready to train")
     return 0 if is_sound(findings) else 1

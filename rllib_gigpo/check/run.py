@@ -27,7 +27,8 @@ def check(
         told: Called with the name and the findings of each part, as they come.
 
     Returns:
-        All findings. Settings that are at fault end it there, environment or model before the step.
+        All findings. Where settings are at fault, nothing else is looked at; where anything is, no
+        step is taken.
     """
     findings: list[Finding] = []
 
@@ -41,9 +42,10 @@ def check(
     if not is_sound(findings):
         return findings
     look("environment", lambda: environment_part(config))
-    if is_sound(findings):
-        look("model", lambda: list(model_part(config)))
-    if is_sound(findings):
+    plays = is_sound(findings)
+    look("model", lambda: list(model_part(config, with_prompts=plays)))
+    is_there = all(f.state == "ok" for f in findings if f.part == "model")
+    if is_there:
         look("memory", lambda: list(memory_part(config, gpu_gib)))
     if is_sound(findings) and one_step:
         look("one step", lambda: step_part(config))

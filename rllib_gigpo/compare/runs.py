@@ -134,7 +134,7 @@ def train_all(
         return
     count = min(workers, len(waiting))
     made = _Worker.options(num_cpus=1, num_gpus=gpus_per_run)  # pyright: ignore[reportAttributeAccessIssue]
-    pool = ActorPool([made.remote() for _ in range(count)])
+    pool: Any = ActorPool([made.remote() for _ in range(count)])
     yield from pool.map_unordered(
         lambda worker, run: worker.train.remote(run, config_of(run.algo, run.seed), str(folder)),
         waiting,
