@@ -191,6 +191,10 @@ class PolicyBatch:
     def forget_prompts(self) -> None:
         """Share nothing with earlier requests; results then depend on later requests alone."""
         self._cached.fill(_NO_TOKEN)
+
+    def forget_weights(self) -> None:
+        """Keep nothing that the weights before have computed."""
+        self.forget_prompts()
         if self._view is not None:
             self._view.forget_features()
 

@@ -181,7 +181,7 @@ class TransformersEngine:
                 parameters[name].copy_(tensor)
         self._adapters[policy_id].forget()
         self._loaded[policy_id] = tuple(tensors)
-        batch.forget_prompts()
+        batch.forget_weights()
         batch.version = version
 
     def load_adapter(
@@ -194,7 +194,7 @@ class TransformersEngine:
         """Merge a LoRA adapter into the policy's base weights; see `Engine.load_adapter`."""
         batch = self._idle_batch(policy_id)
         self._adapters[policy_id].replace(tensors, config)
-        batch.forget_prompts()
+        batch.forget_weights()
         batch.version = version
 
     def checksums(self, policy_id: str = "default_policy") -> Checksums:
