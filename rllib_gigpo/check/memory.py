@@ -28,7 +28,10 @@ _KNOBS = {
     "logits": "a smaller micro_batch_tokens",
     "keys and values": "a smaller llm(max_num_seqs=...); vLLM takes less and queues the rest",
 }
-_ENGINE_WEIGHTS = "llm(dtype='bfloat16'), or engine_options={'tensor_parallel_size': ...}"
+_KNOBS_OF_PHASE = {
+    ("engine", "weights"): "llm(dtype='bfloat16'), or engine_options={'tensor_parallel_size': ...}",
+    ("score", "activations"): "a smaller micro_batch_tokens",
+}
 
 
 def memory_part(config: GiGPOConfig, gpu_gib: float | None = None) -> Iterator[Finding]:
@@ -59,8 +62,7 @@ def memory_part(config: GiGPOConfig, gpu_gib: float | None = None) -> Iterator[F
 
 def _told(phase: str, parts: Mapping[str, int]) -> str:
     largest = max(parts, key=lambda name: parts[name])
-    is_of_engine = (phase, largest) == ("engine", "weights")
-    knob = _ENGINE_WEIGHTS if is_of_engine else _KNOBS[largest]
+    knob = _KNOBS_OF_PHASE.get((phase, largest), _KNOBS[largest])
     return f"most of it {largest} ({parts[largest] / _GIB:.2f}): {knob}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from rllib_gigpo.models import load_tokenizer, number_of_parameters
+from rllib_gigpo.models import load_tokenizer, number_of_parameters, without_progress_bars
 from rllib_gigpo.models.loading import model_class
 
 _LAYERS = 2
@@ -48,7 +48,8 @@ def small_copy(path: str, folder: Path) -> tuple[Path, int]:
         model = made.from_config(config)
     except (ValueError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{path!r} cannot be cut down to two layers: {error}") from error
-    model.save_pretrained(folder)
+    with without_progress_bars():
+        model.save_pretrained(folder)
     load_tokenizer(path).save_pretrained(folder)
     return folder, number_of_parameters(model)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from rllib_gigpo.check.findings import Finding, is_sound
 from rllib_gigpo.check.loading import load_config
@@ -137,6 +138,25 @@ def test_the_small_copy_has_two_layers_and_the_models_own_tokenizer(tmp_path: Pa
     text = "<action> left </action>"
     assert load_tokenizer(str(folder))(text).input_ids == load_tokenizer(path)(text).input_ids
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("family", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
+def test_the_copy_of_a_wide_model_is_narrow(family: str, tmp_path: Path):
+    settings = {
+        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 120_000,
+    }  # fmt: skip
+    getattr(transformers, family)(**settings).save_pretrained(tmp_path / "wide")
+    load_tokenizer(materialize(tiny_config().model_spec)).save_pretrained(tmp_path / "wide")
+    folder, parameters = small_copy(str(tmp_path / "wide"), tmp_path / "copy")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert (config.num_hidden_layers, config.hidden_size) == (2, 128)
+    assert (config.vocab_size, config.model_type) == (
+        120_000,
+        family.removesuffix("Config").lower(),
+    )
+    # Untied embeddings and output layer, 2 x 120000 x 128, and little else.
+    assert 0 < parameters - 2 * 120_000 * 128 * (1 if not config.tie_word_embeddings else 0.5) < 1e6
 
 
 def test_the_step_keeps_what_is_trained_and_cuts_what_it_costs():

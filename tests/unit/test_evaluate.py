@@ -8,13 +8,17 @@ import pytest
 
 from rllib_gigpo.evaluate.agents import PromptedAgent
 from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError, _sent, cut_after
+from rllib_gigpo.evaluate.local import model_folder
 from rllib_gigpo.evaluate.main import main
 from rllib_gigpo.evaluate.panel import Panel, evaluate, read_episodes
 from rllib_gigpo.evaluate.results import result_table, summarise
+from rllib_gigpo.models import load_causal_lm
 from rllib_gigpo.registry import get_env_spec
 from rllib_gigpo.vision.files import picture_of_png
 from rllib_gigpo.vision.pictures import Gallery
 from tests.chat_server import ChatServer, echo_profile, serving
+from tests.ray_runs import weights_of
+from tests.tiny_runs import tiny_config
 
 
 @pytest.fixture
@@ -189,6 +193,24 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_history(tmp_path: Path):
     (record,) = evaluate(panel, chat, get_env_spec("Echo"), echo_profile(), tmp_path, workers=1)
     assert record["won"]
     assert seen == [2, 2]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_a_checkpoint_is_evaluated(tmp_path: Path):
+    algorithm = tiny_config().recording(enabled=False).build_algo()
+    checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    weights = weights_of(algorithm)
+    algorithm.stop()
+    folder = model_folder(str(checkpoint))
+    loaded = load_causal_lm(folder).state_dict()
+    shared = set(weights) & set(loaded)
+    assert len(shared) > 5
+    assert all((weights[name] == loaded[name]).all() for name in shared)
+    arguments = ["KeyDoor", f"--model={checkpoint}", "--tasks=2", "--max-response-tokens=6"]
+    arguments += ["--max-prompt-tokens=64", "--quiet", f"--output={tmp_path / 'out'}"]
+    assert main(arguments) == 0
+    assert _result(tmp_path / "out")["episodes"] == 2
 
 
 def test_a_local_model_is_evaluated_the_same_way(tmp_path: Path):
