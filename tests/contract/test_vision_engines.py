@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rllib_gigpo.encoding import Encoded
 from rllib_gigpo.engines.base import (
@@ -23,8 +24,11 @@ from rllib_gigpo.engines.base import (
     Sampling,
     generate_batch,
 )
+from rllib_gigpo.engines.packing import checksums
 from rllib_gigpo.engines.transformers_engine import TransformersEngine
+from rllib_gigpo.lora import LoRASettings, adapter_weights, add_adapter
 from rllib_gigpo.models import ModelSpec, load_causal_lm, load_tokenizer, materialize
+from rllib_gigpo.sequences import pack, response_logps
 from rllib_gigpo.vision import PlacedPicture
 from rllib_gigpo.vision.sight import Sight, load_sight
 from tests.vision_models import (
@@ -210,19 +214,56 @@ needs_vllm = pytest.mark.skipif(
 )
 
 
+def check_adapter(engine: Engine, folder: Path, prompts: list[Encoded], sight: Sight) -> None:
+    """An adapter of the language model, as the learner has it."""
+    pytest.importorskip("peft")
+    model = load_causal_lm(str(folder))
+    add_adapter(model, LoRASettings(rank=4, alpha=8.0), seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.manual_seed(0)
+            parameter.data = 0.1 * torch.randn_like(parameter)
+    tensors, config = adapter_weights(model)
+    engine.load_adapter("default_policy", tensors, config, 1)
+    assert engine.checksums() == checksums(tensors)
+    plain = load_causal_lm(str(folder))
+    gaps = []
+    for prompt, answer in zip(prompts, ask(engine, prompts), strict=True):
+        (batch,) = pack([prompt.ids], [answer.token_ids], 1, [prompt.images])
+        with torch.no_grad():
+            found = response_logps(model, batch, sight=sight).logps[0].numpy()
+            without = response_logps(plain, batch, sight=sight).logps[0].numpy()
+        assert answer.logps == pytest.approx(found, abs=EXACT)
+        gaps.append(np.abs(without - found).max())
+    assert min(gaps) > 1e-3
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "smolvlm"])
+def test_adapters_of_the_language_model_are_served(family: str, tmp_path: Path):
+    tokenizer, sight, _ = loaded(build_folder(tmp_path, family))
+    engine = TransformersEngine({"default_policy": str(tmp_path)})
+    check_adapter(engine, tmp_path, prompts_of(tokenizer, sight), sight)
+
+
 def check_vllm(family: str, folder: Path) -> None:
-    """Answers before and after a sync, the vision tower included."""
+    """Answers before and after syncs: of an adapter, and of everything, the vision tower too."""
     from rllib_gigpo.engines.vllm.engine import VLLMEngine
     from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
     tokenizer, sight, model = loaded(build_folder(folder, family))
     settings = VLLMSettings(
-        dtype="float32", max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=1 << 20
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=8,
+        kv_cache_memory_bytes=1 << 20,
+        enable_lora=True,
+        max_lora_rank=8,
     )
     engine = VLLMEngine({"default_policy": str(folder)}, settings)
     try:
         prompts = prompts_of(tokenizer, sight)
         assert check(model, sight, prompts, ask(engine, prompts)) >= 15
+        check_adapter(engine, folder, prompts, sight)
         changed = make_model(model.config, seed=1)
         engine.load_weights("default_policy", dict(changed.named_parameters()), 1)
         assert check(changed, sight, prompts, ask(engine, prompts)) >= 15

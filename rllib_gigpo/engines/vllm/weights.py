@@ -160,14 +160,24 @@ def adapter_checksums(
     manager = worker.model_runner.lora_manager._adapter_manager
     if number not in manager.list_adapters():
         return {}
+    names = _names_in_worker(worker, tensors)
     found: Checksums = {}
     for layer, down, up in _adapter_layers(manager.get_adapter(number), manager.packed_modules):
         for half, held, factor in (("A", down, 1.0), ("B", up, scale)):
-            name = f"base_model.model.{layer}.lora_{half}.weight"
+            name = names.get(f"{layer}.lora_{half}.weight", "")
             sent = tensors.get(name)
             if sent is not None and torch.equal(held, sent.to(held.device, held.dtype) * factor):
                 found[name] = checksum(sent)
     return found
+
+
+def _names_in_worker(worker: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """From the names that a worker's model has for adapter tensors to those they came under."""
+    mapper = getattr(worker.model_runner.get_model(), "hf_to_vllm_mapper", None)
+    plain = {name.removeprefix("base_model.model."): name for name in tensors}
+    if mapper is None:
+        return plain
+    return {mapper.map_name(inner) or inner: name for inner, name in plain.items()}
 
 
 def _adapter_layers(
