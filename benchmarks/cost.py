@@ -29,11 +29,14 @@ _PRESETS = ("gigpo", "grpo")
 
 def measure(preset: str) -> dict[str, float]:
     """Train in this process; return tokens, peak memory in MiB and seconds per iteration."""
+    import ray
     import torch
 
     from rllib_gigpo import GiGPOConfig
 
     torch.set_num_threads(1)
+    # A Ray of its own, whatever else runs on this machine.
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     config = (
         GiGPOConfig.preset(preset)
         .environment("KeyDoor")
@@ -50,6 +53,7 @@ def measure(preset: str) -> dict[str, float]:
         advantages += float(timers["advantages"])
         grouping += float(timers["grouping"])
     algorithm.stop()
+    ray.shutdown()
     return {
         "tokens": tokens,
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -79,6 +79,7 @@ def train_all(runs: Sequence[Run], output: Path, workers: int) -> None:
     if not waiting:
         return
     ray.init(
+        address="local",
         num_cpus=workers,
         include_dashboard=False,
         logging_level=logging.ERROR,
