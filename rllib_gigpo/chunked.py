@@ -51,9 +51,9 @@ def token_logps(
     rows = max(1, chunk_elements // int(output_layer.weight.shape[0]))  # pyright: ignore[reportIndexIssue, reportArgumentType]
     scale = 1.0 if temperature == 0 else 1.0 / temperature
     parts = (output_layer.weight, getattr(output_layer, "bias", None))
-    found: Any = _ChunkedLogps.apply(hidden, *parts, output_layer, targets, scale, rows)
-    logps, entropy = found
-    return TokenLogps(logps, entropy if entropy_grad else entropy.detach())
+    settings = (output_layer, targets, scale, rows, entropy_grad)
+    found: Any = _ChunkedLogps.apply(hidden, *parts, *settings)
+    return TokenLogps(*found)
 
 
 class _ChunkedLogps(torch.autograd.Function):
@@ -69,6 +69,7 @@ class _ChunkedLogps(torch.autograd.Function):
         targets: Tensor,
         scale: float,
         rows: int,
+        entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         logps = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logps)
@@ -76,52 +77,81 @@ class _ChunkedLogps(torch.autograd.Function):
         for part in _chunks(len(hidden), rows):
             log_probs = _log_softmax(output_layer, hidden[part], scale)
             logps[part] = log_probs.gather(-1, targets[part, None]).squeeze(-1)
-            entropy[part] = -(log_probs.exp().mul_(log_probs)).sum(-1)
+            entropy[part] = torch.linalg.vecdot(log_probs.exp(), log_probs).neg_()
             kept = log_probs if len(hidden) <= rows else None
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, kept)
+        ctx.set_materialize_grads(False)
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropy)
         ctx.output_layer, ctx.scale, ctx.rows = output_layer, scale, rows
         device = hidden.device.type
         ctx.types = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         return logps, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy, kept = ctx.saved_tensors
-        into = [
-            torch.zeros_like(part, dtype=torch.float32) if wanted else None
-            for part, wanted in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
-        ]
-        grad_hidden, grad_weight, grad_bias = into
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(hidden) if wants_hidden else None
+        grad_weight = grad_bias = None
         enabled, dtype = ctx.types
         with torch.autocast(hidden.device.type, dtype=dtype, enabled=enabled):
             for part in _chunks(len(hidden), ctx.rows):
                 log_probs = kept
                 if log_probs is None:
                     log_probs = _log_softmax(ctx.output_layer, hidden[part], ctx.scale)
-                slope = _slope(log_probs, entropy[part], targets[part], *(g[part] for g in grads))
+                slope = _slope(
+                    log_probs,
+                    entropy[part],
+                    targets[part],
+                    *(None if grad is None else grad[part] for grad in grads),
+                )
                 slope *= ctx.scale
                 if grad_hidden is not None:
-                    grad_hidden[part] = slope @ weight
-                if grad_weight is not None:
-                    grad_weight += slope.t() @ hidden[part]
-                if grad_bias is not None:
-                    grad_bias += slope.sum(0)
+                    grad_hidden[part] = slope.to(weight.dtype) @ weight
+                if wants_weight:
+                    product = slope.to(hidden.dtype).t() @ hidden[part]
+                    grad_weight = _add(grad_weight, product)
+                if wants_bias:
+                    grad_bias = _add(grad_bias, slope.sum(0))
         return (
-            *(
-                None if grad is None else grad.to(part.dtype)
-                for grad, part in zip(into, (hidden, weight, bias), strict=True)
-            ),
-            *(None,) * 4,
+            grad_hidden,
+            _finished(grad_weight, weight, wants_weight),
+            _finished(grad_bias, bias, wants_bias),
+            *(None,) * 5,
         )
 
 
 def _slope(
-    log_probs: Tensor, entropy: Tensor, targets: Tensor, grad_logps: Tensor, grad_entropy: Tensor
+    log_probs: Tensor,
+    entropy: Tensor,
+    targets: Tensor,
+    grad_logps: Tensor | None,
+    grad_entropy: Tensor | None,
 ) -> Tensor:
     """Return the gradient of the scaled logits, float32 like the log-probabilities [r, V]."""
-    shared = log_probs + entropy[:, None]
-    shared.mul_(grad_entropy[:, None]).add_(grad_logps[:, None]).mul_(log_probs.exp()).neg_()
-    return shared.scatter_add_(-1, targets[:, None], grad_logps[:, None])
+    slope = log_probs.exp()
+    if grad_entropy is not None:
+        factor = (log_probs + entropy[:, None]).mul_(grad_entropy[:, None])
+        if grad_logps is not None:
+            factor.add_(grad_logps[:, None])
+        slope.mul_(factor).neg_()
+    elif grad_logps is not None:
+        slope.mul_(-grad_logps[:, None])
+    if grad_logps is not None:
+        slope.scatter_add_(-1, targets[:, None], grad_logps[:, None])
+    return slope
+
+
+def _add(total: Tensor | None, part: Tensor) -> Tensor:
+    """Add up in float32; the first part is taken as it is."""
+    return part.float() if total is None else total.add_(part)
+
+
+def _finished(total: Tensor | None, like: Tensor, wanted: bool) -> Tensor | None:
+    if not wanted:
+        return None
+    return torch.zeros_like(like) if total is None else total.to(like.dtype)
 
 
 def _log_softmax(output_layer: torch.nn.Module, hidden: Tensor, scale: float) -> Tensor:

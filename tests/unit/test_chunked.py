@@ -93,12 +93,16 @@ def test_any_chunk_gives_the_values_and_gradients_of_the_whole(
     )
 
 
+@pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("chunk_elements", [1000, 100_000])
-def test_bfloat16_runs_in_the_types_of_autocast(chunk_elements):
+def test_bfloat16_by_autocast_and_in_the_weights(chunk_elements, autocast):
     output_layer = layer(1000, 16)
     hidden = torch.randn(20, 16, requires_grad=True)
+    if not autocast:
+        output_layer = output_layer.bfloat16()
+        hidden = hidden.detach().bfloat16().requires_grad_()
     targets = torch.randint(0, 1000, (20,))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         found = token_logps(output_layer, hidden, targets, chunk_elements=chunk_elements)
         expected = plain(output_layer, hidden, targets, 1.0)[0]
     assert found.logps.dtype == torch.float32
@@ -108,7 +112,7 @@ def test_bfloat16_runs_in_the_types_of_autocast(chunk_elements):
         gradients(output_layer, hidden, expected.sum()),
         strict=True,
     ):
-        assert ours.dtype == torch.float32
+        assert ours.dtype == theirs.dtype == hidden.dtype
         assert float((ours - theirs).norm() / theirs.norm()) < 0.02
 
 
