@@ -123,6 +123,12 @@ def estimate(config: PreTrainedConfig, plan: Plan) -> dict[str, dict[str, int]]:
         # All outside the layers, and the layer at work with the one that is being fetched.
         width = _width(plan.dtype)
         gathered = {"gathered weights": (outline.outside + 2 * outline.layer) * width}
+    # Autocast keeps the narrow copies of the weights to the end of a pass; a sharded model gathers
+    # narrow ones.
+    copies = outline.parameters * _BF16 if plan.dtype == "bfloat16" and shards == 1 else 0
+    kept = passes.kept
+    if plan.activation_checkpointing:
+        kept += max(copies, passes.scored)
     logits = min(
         _LOGIT_BUFFERS * max(CHUNK_ELEMENTS, text.vocab_size) * _FP32,
         _LOGIT_BUFFERS * passes.responses * text.vocab_size * _FP32,
@@ -131,13 +137,20 @@ def estimate(config: PreTrainedConfig, plan: Plan) -> dict[str, dict[str, int]]:
     on_device = {} if plan.offload_to_cpu else at_rest
     gradients = {} if plan.offload_to_cpu else {"gradients": parts["gradients"]}
     phases = {
-        "score": {**on_device, **gathered, "activations": passes.scored, "logits": logits},
+        "score": {
+            **on_device,
+            **gathered,
+            "activations": passes.scored + copies,
+            "logits": logits,
+        },
         "update": {
             **on_device,
             **gradients,
             **gathered,
-            "activations": passes.kept,
+            "activations": kept,
             "logits": logits,
+            # The largest matrix has a gradient by two ways, and a step works on copies of it.
+            "temporaries": 2 * outline.largest * _FP32,
         },
         "engine": {
             "weights": outline.parameters * _width(plan.dtype),
@@ -159,19 +172,20 @@ def cache_bytes(config: PreTrainedConfig, plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class _Outline:
-    """Numbers of parameters: of all, of one layer, of what is outside the layers."""
+    """Numbers of parameters: of all, of a layer, outside the layers, of the largest matrix."""
 
     parameters: int
     layer: int
     outside: int
+    largest: int
 
 
 def _outline(config: PreTrainedConfig) -> _Outline:
     with FakeTensorMode():
         model = _model(config)
         layers = [sum(p.numel() for p in layer.parameters()) for layer in repeated_layers(model)]
-        parameters = sum(p.numel() for p in model.parameters())
-    return _Outline(parameters, max(layers), parameters - sum(layers))
+        sizes = [p.numel() for p in model.parameters()]
+    return _Outline(sum(sizes), max(layers), sum(sizes) - sum(layers), max(sizes))
 
 
 def _held(outline: _Outline, plan: Plan) -> dict[str, int]:
@@ -209,8 +223,6 @@ def _passes(config: PreTrainedConfig, plan: Plan) -> _Passes:
             allow_recompute(model)
             recompute_layers(model)
         kept = _kept(model, plan, rows, layers=len(repeated_layers(model)))
-    if plan.activation_checkpointing:
-        kept += one_layer
     return _Passes(kept=kept, scored=one_layer, responses=rows * plan.response_tokens)
 
 

@@ -26,6 +26,7 @@ _KNOBS = {
     "gathered weights": "llm(dtype='bfloat16')",
     "activations": "learners(activation_checkpointing=True), or a smaller micro_batch_tokens",
     "logits": "a smaller micro_batch_tokens",
+    "temporaries": "a smaller vocabulary or model; they are twice its largest matrix",
     "keys and values": "a smaller llm(max_num_seqs=...); vLLM takes less and queues the rest",
 }
 _KNOBS_OF_PHASE = {
