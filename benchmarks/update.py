@@ -96,7 +96,7 @@ def linearity(x: Sequence[float], y: Sequence[float]) -> float:
 def learner_rate(num_learners: int, rows: Any, repeats: int) -> float:
     """Rows per second of an update by this many learner processes."""
     config = tiny_config(4, num_learners=num_learners)
-    algorithm = config.build_algo()
+    algorithm: Any = config.build_algo()
     batch = MultiAgentBatch({DEFAULT_MODULE_ID: rows}, env_steps=len(rows))
     seconds = []
     for iteration in range(repeats + 1):

@@ -103,8 +103,9 @@ class GiGPO(Algorithm):
         thread = getattr(self, "_thread", None)
         if thread is not None:
             thread.shutdown(cancel_futures=True)
-        if getattr(self, "recorder", None) is not None:
-            self.recorder.close()
+        recorder = getattr(self, "recorder", None)
+        if recorder is not None:
+            recorder.close()
         super().cleanup()
         if hasattr(self, "weights"):
             self.weights.close()

@@ -44,9 +44,9 @@ def as_team(config: GiGPOConfig, args: argparse.Namespace, agents: Sequence[str]
     )
 
 
-def _everyone(agent_id: str, *args: Any, **kwargs: Any) -> str:
+def _everyone(agent_id: Any, *args: Any, **kwargs: Any) -> str:
     return SHARED
 
 
-def _itself(agent_id: str, *args: Any, **kwargs: Any) -> str:
+def _itself(agent_id: Any, *args: Any, **kwargs: Any) -> str:
     return agent_id
