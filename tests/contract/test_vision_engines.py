@@ -273,6 +273,16 @@ def check_vllm(family: str, folder: Path) -> None:
 
 @pytest.mark.vllm
 @needs_vllm
+def test_vllm_refuses_a_family_that_it_computes_otherwise(tmp_path: Path):
+    from rllib_gigpo.engines.vllm.engine import VLLMEngine
+
+    folder = build_folder(tmp_path, "qwen3_vl")
+    with pytest.raises(EngineError, match=r"qwen3_vl with other log-probabilities.*transformers"):
+        VLLMEngine({"default_policy": str(folder)})
+
+
+@pytest.mark.vllm
+@needs_vllm
 def test_vllm_and_plain_pass_agree_without_torchvision(tmp_path: Path):
     check_vllm("idefics3", tmp_path)
 

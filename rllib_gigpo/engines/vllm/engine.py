@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _MIN_TEMPERATURE = 0.01  # vLLM silently raises smaller ones to this
 _SETTLING_STEPS = 8
+_UNFAITHFUL = frozenset({"qwen3_vl"})
 
 
 @dataclass
@@ -128,7 +129,8 @@ class VLLMEngine:
 
     Raises:
         ImportError: vLLM is not installed.
-        EngineError: This process already runs a vLLM engine.
+        EngineError: This process already runs a vLLM engine, or vLLM computes a model otherwise
+            than the learner.
     """
 
     def __init__(
@@ -315,6 +317,7 @@ class VLLMEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         for policy_id, model in models.items():
+            _refuse_unfaithful(str(model))
             shapes, optional = parameter_shapes(str(model))
             args = self.settings.engine_args(str(model), on_cpu=current_platform.is_cpu())
             with process_kept():
@@ -460,6 +463,21 @@ class VLLMEngine:
     def _fail_all(self, error: Exception) -> None:
         for ticket in list(self._tickets.values()):
             ticket.fail(error)
+
+
+def _refuse_unfaithful(model: str) -> None:
+    """Refuse a model whose log-probabilities in vLLM are known not to be the learner's.
+
+    The probe after a weight sync asks for text alone and would not find it.
+    """
+    from transformers import AutoConfig
+
+    model_type = AutoConfig.from_pretrained(model).model_type
+    if model_type in _UNFAITHFUL:
+        raise EngineError(
+            f"vLLM answers prompts with pictures to a {model_type} with other log-probabilities "
+            "than the learner's: serve it with engine='transformers', or take a qwen2_5_vl"
+        )
 
 
 def _sampling_params(request: Request) -> Any:
