@@ -179,7 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     engine = ("vllm" if has_vllm else "transformers") if args.engine == "auto" else args.engine
     size = (args.size or choose_size()) if on_gpu else "tiny"
     if not ray.is_initialized():
-        ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
         parameters = build_model(Path(name), size)
         config = config_of(Path(name), engine=engine, on_gpu=on_gpu)

@@ -64,7 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     load = [os.getloadavg()[0]]
     if not ray.is_initialized():
         ray.init(
-            num_cpus=8, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
+            address="local",
+            num_cpus=8,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
         )
     algorithm = config_of(args.model, args.dtype).build_algo()
     try:

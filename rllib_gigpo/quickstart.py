@@ -38,7 +38,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(1)
     output = Path(args.output).absolute()
     output.mkdir(parents=True, exist_ok=True)
-    ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(
+        address="local",  # never somebody's cluster that runs on this machine
+        num_cpus=4,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
     try:
         base = _config(args)
         config = base.copy().llm(model=str(_warm_start(base, output, args.seed)), options={})

@@ -35,7 +35,7 @@ def local_ray():
     """
     import ray
 
-    context = ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    context = ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     yield context
     ray.shutdown()
 

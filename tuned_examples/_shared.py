@@ -87,7 +87,8 @@ def run_example(
     config.llm(model=str(_warm_start(config, policy_of, Path(args.results).absolute())), options={})
     if not ray.is_initialized():
         # On a cluster, such as under `ray job submit`, Ray takes its address from the environment.
-        alone = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 8, "include_dashboard": False}
+        alone = {"address": "local", "num_cpus": 8, "include_dashboard": False}
+        alone = {} if "RAY_ADDRESS" in os.environ else alone
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **alone)
     report_iterations(config, iterations=_DEMO_ITERATIONS)
 

@@ -63,6 +63,7 @@ def step_part(config: GiGPOConfig) -> list[Finding]:
             model, parameters = small_copy(path, Path(folder) / "copy")
             if started_here:
                 ray.init(
+                    address="local",
                     num_cpus=2,
                     include_dashboard=False,
                     logging_level=logging.ERROR,

@@ -62,7 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(runs)} runs, {len(runs) - waiting} of them finished before", flush=True)
     started_here = waiting > 0 and not ray.is_initialized()
     if started_here:
-        alone = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(args.workers, 1)}
+        alone = (
+            {}
+            if "RAY_ADDRESS" in os.environ
+            else {"address": "local", "num_cpus": max(args.workers, 1)}
+        )
         ray.init(
             include_dashboard=False,
             logging_level=logging.ERROR,

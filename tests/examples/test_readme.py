@@ -11,7 +11,7 @@ _README = Path(__file__).parents[2] / "README.md"
 _BLOCK = re.compile(r"<!-- run: (?P<name>[^>]+) -->\n```python\n(?P<code>.*?)```", re.DOTALL)
 _BLOCKS = {m["name"]: m["code"] for m in _BLOCK.finditer(_README.read_text())}
 
-_RAY = "import logging, ray\nray.init(num_cpus=16, include_dashboard=False)\n"
+_RAY = "import logging, ray\nray.init(address='local', num_cpus=16, include_dashboard=False)\n"
 # What a reader does next with the config that a block leaves behind.
 _TRAIN = """
 config.training(num_groups=2, group_size=2, kl_coeff=0.0, minibatch_size=None)
