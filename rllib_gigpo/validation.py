@@ -283,6 +283,12 @@ def _check_sharding(config: GiGPOConfig) -> Iterator[str]:
             "offload_to_cpu=True with sharding='replicate': only parts of a sharded model can be "
             "kept on the CPU; set sharding='fsdp'"
         )
+    elif config.offload_to_cpu and not config.num_gpus_per_learner:
+        yield (
+            f"offload_to_cpu=True with num_gpus_per_learner={config.num_gpus_per_learner}: these "
+            "learners compute on the CPU, where everything is already; set num_gpus_per_learner=1, "
+            "or offload_to_cpu=False"
+        )
 
 
 def _check_lora(config: GiGPOConfig) -> Iterator[str]:

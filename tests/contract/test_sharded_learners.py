@@ -50,7 +50,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def pair(local_ray):
-    pair = Pair(BASE, learners={"sharding": "fsdp"}, invalid_action_penalty=0.1)
+    # Layers that are computed again gather their weights again.
+    how = {"sharding": "fsdp", "activation_checkpointing": True}
+    pair = Pair(BASE, learners=how, invalid_action_penalty=0.1)
     yield pair
     pair.algorithm.stop()
 

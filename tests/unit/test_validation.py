@@ -389,6 +389,10 @@ def test_a_pair_of_clip_bounds_is_low_and_high():
         ({"sharding": "fsdp"}, "set learners(num_learners=2) or more"),
         ({"sharding": "fsdp", "num_learners": 1}, "one learner has nobody to share"),
         ({"offload_to_cpu": True, "num_learners": 2}, "set sharding='fsdp'"),
+        (
+            {"offload_to_cpu": True, "num_learners": 2, "sharding": "fsdp"},
+            "compute on the CPU, where everything is already",
+        ),
     ],
 )
 def test_a_model_is_shared_by_learners_that_exist(setting, expected):
