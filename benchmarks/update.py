@@ -1,7 +1,7 @@
 """How fast the learner updates, and in how much memory, side by side with others.
 
     pip install --no-deps trl==1.16.0 datasets dill xxhash multiprocess   # or the extra [bench]
-    python -m benchmarks.update            # ten minutes on two quiet cores
+    python -m benchmarks.update            # 15 minutes of CPU time
     python -m benchmarks.update --quick    # shorter rows, one run of each: only that it works
 
 SmolLM2-135M in bf16 on a CPU, one thread; all numbers are of a CPU, a GPU's will differ.
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             errors.append(abs(peak["estimate"] / peak["model"] - 1.0))
             rows.append(
                 [
-                    f"{count} rows of {sequence} tokens",
+                    f"micro-batches of {count} x {sequence} tokens",
                     "checkpointing" if recomputes else "plain",
                     f"peak {peak['peak']:.2f} GiB, model {peak['model']:.2f}, "
                     f"estimate {peak['estimate']:.2f}",

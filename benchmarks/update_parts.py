@@ -267,7 +267,8 @@ def memory(sequence: int, rows: int, activation_checkpointing: bool) -> dict[str
     learner = build(settings)
     # The second step is the first that has the optimizer's state beside the activations.
     for iteration in range(2):
-        rows_of = batch(rows, sequence - response, response)
+        # A row alone in its group has no advantage and would be skipped: two micro-batches then.
+        rows_of = batch(max(rows, 2), sequence - response, response)
         learner.update(
             batch=rows_of.as_multi_agent(),
             timesteps={"num_env_steps_sampled_lifetime": 0},
