@@ -18,7 +18,7 @@ most 64 steps of a half-random expert, then two iterations of 2 groups x 2 episo
 
 Results to expect
 -----------------
-None is published. `tests/learning/test_teams.py` trains a tiny model on sums of numbers up to 4, in
+None is published. `tests/learning/test_teams.py` trains a tiny model on sums of numbers up to 2, in
 both roles, from a half-random start to nearly all episodes won. The CPU demo is too short to learn.
 """
 
