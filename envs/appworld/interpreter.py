@@ -15,6 +15,10 @@ Call = Callable[[str, str, dict[str, Any]], Any]
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"len": len, "str": str}
 
 
+class UnsupportedCodeError(Exception):
+    """Code beyond the small language of the shipped world; the agent reads it as an answer."""
+
+
 class Shell:
     """Runs code and keeps its names until the next.
 
@@ -53,7 +57,7 @@ class Shell:
         ):
             self._names[statement.targets[0].id] = self._value(statement.value)
         else:
-            raise NotImplementedError(f"the shipped world has no {type(statement).__name__}")
+            raise UnsupportedCodeError(f"the shipped world has no {type(statement).__name__}")
 
     def _value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant):
@@ -66,7 +70,7 @@ class Shell:
             return self._value(node.value)[self._value(node.slice)]
         if isinstance(node, ast.Call):
             return self._called(node)
-        raise NotImplementedError(f"the shipped world has no {type(node).__name__}")
+        raise UnsupportedCodeError(f"the shipped world has no {type(node).__name__}")
 
     def _called(self, node: ast.Call) -> Any:
         given = {word.arg: self._value(word.value) for word in node.keywords if word.arg}
