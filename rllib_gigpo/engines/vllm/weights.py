@@ -177,6 +177,8 @@ def _names_in_worker(worker: Any, tensors: Mapping[str, torch.Tensor]) -> dict[s
     plain = {name.removeprefix("base_model.model."): name for name in tensors}
     if mapper is None:
         return plain
+    # The full mapper would name q, k and v alike after the layer they are fused into.
+    mapper = mapper.get_rename_mapper()
     return {mapper.map_name(inner) or inner: name for inner, name in plain.items()}
 
 
