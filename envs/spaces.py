@@ -83,16 +83,3 @@ def image_space(height: int, width: int) -> Box:
 def _refuse_shared_memory(space: TextSpace, n: int = 1, ctx: Any = None) -> NoReturn:
     # Text would allot an array of fixed size and fail later, inside a worker process.
     raise CustomSpaceError(f"{space} holds strings of any length, which shared memory cannot")
-
-
-def task_number(seed: int, num_tasks: int) -> int:
-    """Return which of `num_tasks` tasks a reset seed stands for.
-
-    Small seeds count through the tasks. Of large ones, such as a training run draws, the upper half
-    takes part too: they may all be even, and would reach half of an even number of tasks otherwise.
-
-    Args:
-        seed: Reset seed, at least 0.
-        num_tasks: Number of tasks, at least 1.
-    """
-    return (seed + (seed >> 16)) % num_tasks

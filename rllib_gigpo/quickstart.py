@@ -134,7 +134,7 @@ def _warm_start(config: Any, output: Path, seed: int) -> Path:
         config.env_spec.make,
         config.agent_profile,
         episodes=_WARM_START_EPISODES,
-        seed=2 * seed * 10_000,
+        seed=seed * 10_000,
     )
     folder = warm_start(
         materialize(config.model_spec),

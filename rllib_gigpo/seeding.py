@@ -6,6 +6,7 @@ That alone makes episodes equal for any number of runners, restores exact, and r
 import hashlib
 
 _STREAMS = ("task", "response", "minibatch", "evaluation")
+_EVALUATION_BIT = 1 << 30
 
 
 def derive_seed(seed: int, stream: str, *position: int) -> int:
@@ -17,7 +18,9 @@ def derive_seed(seed: int, stream: str, *position: int) -> int:
         *position: Where the draw happens, such as (iteration, group, member, step).
 
     Returns:
-        An integer in [0, 2**31), which environments, NumPy, torch and engines all accept.
+        An integer in [0, 2**31), which environments, NumPy, torch and engines all accept. Those of
+        "task" lie in the lower half and those of "evaluation" in the upper one, so that the two
+        never meet, and either, taken modulo n, reaches each of n tasks.
 
     Raises:
         ValueError: Unknown stream.
@@ -25,4 +28,9 @@ def derive_seed(seed: int, stream: str, *position: int) -> int:
     if stream not in _STREAMS:
         raise ValueError(f"unknown seed stream {stream!r}: expected one of {_STREAMS}")
     text = ":".join((stream, str(seed), *map(str, position)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33
+    if stream == "task":
+        return number & ~_EVALUATION_BIT
+    if stream == "evaluation":
+        return number | _EVALUATION_BIT
+    return number

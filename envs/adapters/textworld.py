@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from envs.adapters.base import AdapterEnv, Turn
-from envs.spaces import task_number
 
 # The status line below the prompt holds the score and the number of moves.
 _PROMPT = re.compile(r"\n*>\s*(?:-= .* =-\s*-?\d+/\d+)?\s*\Z")
@@ -51,7 +50,7 @@ class TextWorldGame(AdapterEnv):
         return [Path(file).name for file in self._files]
 
     def _start(self, seed: int, options: Mapping[str, Any]) -> Turn:
-        file = self._files[task_number(seed, len(self._files))]
+        file = self._files[seed % len(self._files)]
         if "task_id" in options:
             names = self.task_ids()
             if options["task_id"] not in names:

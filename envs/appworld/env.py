@@ -16,7 +16,6 @@ from envs.adapters.base import AdapterEnv, Turn
 from envs.appworld.leases import lease
 from envs.appworld.server import AppWorldError, Server
 from envs.appworld.solution import next_code
-from envs.spaces import task_number
 
 SUCCESS_REWARD = 10.0
 SHIPPED_TASKS = tuple(f"shipped_{number}" for number in range(16))
@@ -111,7 +110,7 @@ class AppWorld(AdapterEnv):
         return next_code(self._facts["task"], self._email, self._seen)
 
     def _start(self, seed: int, options: Mapping[str, Any]) -> Turn:
-        task_id = options.get("task_id", self._listed[task_number(seed, len(self._listed))])
+        task_id = options.get("task_id", self._listed[seed % len(self._listed)])
         if task_id not in self._listed:
             raise ValueError(
                 f"task_id {task_id!r} is not one of the {len(self._listed)} tasks that task_ids() "

@@ -16,7 +16,7 @@ from envs.search.retrievers import Retriever
 from envs.search.rows import Question
 from envs.search.scoring import exact_match, normalize_answer
 from envs.search.sharing import shared_retriever
-from envs.spaces import TextSpace, task_number
+from envs.spaces import TextSpace
 
 INVALID_ACTION = (
     "Invalid action: write exactly one <search>query</search> or <answer>text</answer> block."
@@ -48,7 +48,7 @@ class Search(gymnasium.Env[str, str]):
     of those whose normalised query had been asked before in this episode) and, after a step,
     `is_action_valid`.
 
-    `reset(seed=s)` asks question `task_number(s, n)` of the n questions of the split, whose order
+    `reset(seed=s)` asks question `s % n` of the n questions of the split, whose order
     depends on their text alone: seeds 0 ... n-1 ask every question once, on every machine. A reset
     without a seed draws one.
 
@@ -134,7 +134,7 @@ class Search(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(len(self.questions)))
-        self._question = self.questions[task_number(seed, len(self.questions))]
+        self._question = self.questions[seed % len(self.questions)]
         self._start_episode()
         return self._question.question, self._info(self._question, self._question.question)
 

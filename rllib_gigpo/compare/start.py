@@ -33,8 +33,7 @@ def starting_model(config: GiGPOConfig, folder: Path, seed: int, episodes: int =
         lambda: config.env_spec.make(config.env_config),
         config.agent_profile,
         episodes=episodes,
-        # Training draws even seeds, evaluation odd ones.
-        seed=2 * seed * 10_000,
+        seed=seed * 10_000,
     )
     warm_start(
         materialize(config.model_spec),

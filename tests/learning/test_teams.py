@@ -129,7 +129,6 @@ def test_a_solver_learns_with_a_verifier_that_does_not(model):
     algorithm.stop()
 
 
-# Five: training draws even seeds and evaluation odd ones, and the seed modulo five asks them all.
 PEOPLE = {"Ada": "Rome", "Ben": "Oslo", "Cleo": "Lima", "Dan": "Bonn", "Eve": "Cairo"}
 
 

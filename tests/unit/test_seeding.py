@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,18 @@ def test_every_part_of_the_place_counts():
     assert len({derive_seed(*place) for place in places}) == len(places)
 
 
-def test_seeds_are_spread_over_the_whole_range():
-    drawn = [derive_seed(0, "task", number) for number in range(4000)]
+@pytest.mark.parametrize(
+    ("stream", "low", "high"),
+    [("response", 0, 2**31), ("task", 0, 2**30), ("evaluation", 2**30, 2**31)],
+)
+def test_seeds_are_spread_over_the_whole_range(stream, low, high):
+    drawn = [derive_seed(0, stream, number) for number in range(4000)]
     assert len(set(drawn)) == 4000
-    # Of 4000 even draws an eighth falls into each eighth of the range: 500 +- 21.
-    for eighth in range(8):
-        inside = sum(eighth * 2**28 <= seed < (eighth + 1) * 2**28 for seed in drawn)
-        assert 400 < inside < 600
+    # Of 4000 draws an eighth falls into each eighth of the range: 500 +- 21.
+    bounds = [low + (high - low) * eighth // 8 for eighth in range(9)]
+    for start, end in pairwise(bounds):
+        assert 400 < sum(start <= seed < end for seed in drawn) < 600
+    assert all(low <= seed < high for seed in drawn)
 
 
 def test_an_unknown_stream_is_refused():
@@ -92,11 +98,29 @@ def test_tasks_differ_by_run_and_iteration():
     assert len(set(seeds)) == 80
 
 
-def test_training_and_evaluation_never_meet():
-    # Training resets with even seeds, evaluation with odd ones.
-    drawn = {t.env_seed for i in range(50) for t in training_tasks(config(), i)}
-    assert all(seed % 2 == 0 for seed in drawn)
-    assert all(seed % 2 == 1 for seed in panel_seeds(config().evaluation(evaluation_duration=500)))
+@pytest.fixture(scope="module")
+def drawn():
+    """Seeds of 1,600 training tasks and of 1,600 evaluation tasks."""
+    training = [task.env_seed for i in range(100) for task in training_tasks(config(), i)]
+    return {
+        "training": training,
+        "evaluation": panel_seeds(config().evaluation(evaluation_duration=len(training))),
+    }
+
+
+def test_training_and_evaluation_never_meet(drawn):
+    assert not set(drawn["training"]) & set(drawn["evaluation"])
+    # Training resets with seeds of the lower half of [0, 2^31), evaluation with those of the upper.
+    assert max(drawn["training"]) < 2**30 <= min(drawn["evaluation"])
+
+
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+@pytest.mark.parametrize("num_tasks", [1, 2, 6, 7, 64])
+def test_the_seed_modulo_n_reaches_each_of_n_tasks(drawn, kind, num_tasks):
+    # How users' environments choose a task. Of 64 tasks by 1,600 draws one is missed with a
+    # probability of about 64 (63/64)^1600 = 7e-10.
+    assert len(drawn[kind]) == 1600
+    assert {seed % num_tasks for seed in drawn[kind]} == set(range(num_tasks))
 
 
 def test_the_panel_is_the_same_for_every_run_and_grows_at_its_end():
