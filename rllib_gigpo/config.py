@@ -11,6 +11,7 @@ from ray.util.debug import log_once
 
 from rllib_gigpo.callbacks import check_callbacks
 from rllib_gigpo.presets import get_preset
+from rllib_gigpo.rllib_checks import as_sentence
 from rllib_gigpo.settings.derived import DerivedSettings
 from rllib_gigpo.validation import check_settings
 
@@ -100,7 +101,10 @@ class GiGPOConfig(DerivedSettings):
         check_callbacks(self)
         # RLlib would warn once per algorithm that the new API stack is new; it is the only one.
         log_once(f"{getattr(self.algo_class, '__name__', '')}_on_new_api_stack")
-        super().validate()
+        try:
+            super().validate()
+        except Exception as error:
+            raise ValueError(as_sentence(self, error)) from error
         if self.env is not None and self.profile is None and not self._is_frozen:
             self.profile = self.env_spec.profile()
 

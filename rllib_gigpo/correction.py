@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from rllib_gigpo.losses import CorrectionLevel, CorrectionMode
+from rllib_gigpo.value_checks import is_number
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,12 @@ class RolloutCorrection:
 
     def __post_init__(self):
         """Check the values."""
-        if self.level not in ("token", "sequence"):
+        if not isinstance(self.level, str) or self.level not in ("token", "sequence"):
             raise ValueError(f"correction level {self.level!r}: expected 'token' or 'sequence'")
-        if self.mode not in ("truncate", "mask"):
+        if not isinstance(self.mode, str) or self.mode not in ("truncate", "mask"):
             raise ValueError(f"correction mode {self.mode!r}: expected 'truncate' or 'mask'")
-        if not (0.0 <= self.lower < 1.0 <= self.upper < math.inf):
+        are_bounds = is_number(self.lower, 0.0) and is_number(self.upper, 1.0)
+        if not are_bounds or self.lower >= 1.0:
             raise ValueError(
                 f"correction bounds [{self.lower}, {self.upper}]: expected lower in [0, 1) and a "
                 "finite upper of at least 1"

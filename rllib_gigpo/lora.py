@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rllib_gigpo.sharding import gathered, keeps, whole
+from rllib_gigpo.value_checks import is_number, is_whole
 from rllib_gigpo.vision.sight import vision_modules
 
 if TYPE_CHECKING:
@@ -47,14 +48,15 @@ class LoRASettings:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
+        if not is_whole(self.rank, 1):
             raise ValueError(f"LoRA rank={self.rank!r}: expected a whole number of at least 1")
-        if not 0 < self.alpha < float("inf"):
+        if not is_number(self.alpha) or self.alpha <= 0:
             raise ValueError(f"LoRA alpha={self.alpha!r}: expected a number above 0")
-        if not 0 <= self.dropout < 1:
+        if not is_number(self.dropout, 0.0) or self.dropout >= 1:
             raise ValueError(f"LoRA dropout={self.dropout!r}: expected a number in [0, 1)")
         named = isinstance(self.targets, tuple) and all(isinstance(t, str) for t in self.targets)
-        if self.targets != "all-linear" and not (named and self.targets):
+        is_all = isinstance(self.targets, str) and self.targets == "all-linear"
+        if not is_all and not (named and self.targets):
             raise ValueError(
                 f"LoRA targets={self.targets!r}: expected 'all-linear' or a tuple of names, such "
                 "as ('q_proj', 'v_proj')"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -18,15 +19,25 @@ from rllib_gigpo.family_checks import check_family
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.losses import Aggregation
 from rllib_gigpo.models import ModelSpec
+from rllib_gigpo.presets import PRESETS
 from rllib_gigpo.recording.trackers import TRACKERS
+from rllib_gigpo.rllib_checks import check_rllib
 from rllib_gigpo.team_checks import check_teams
+from rllib_gigpo.value_checks import (
+    LARGEST_SEED,
+    LARGEST_TASK_SEED,
+    NUMBER_TYPES,
+    check_choice,
+    check_mapping,
+    check_range,
+    check_resource,
+    check_whole,
+    is_number,
+    is_whole,
+)
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
-
-# Tune's samplers and NumPy arrays give NumPy numbers.
-_WHOLE_TYPES = (int, np.integer)
-_NUMBER_TYPES = (int, float, np.integer, np.floating)
 
 _CHOICES = {
     "f_norm": ("std", "none"),
@@ -55,6 +66,11 @@ _CHOICES = {
     "weight_sync": ("auto", "ray", "nccl", "ipc"),
     "on_env_failure": ("raise", "replay", "drop"),
     "on_long_prompt": ("error", "end_episode", "shorten_observation"),
+    "freeze_vision_tower": (True, False),
+    "lockstep": (True, False),
+    "engine_sleep": (True, False),
+    "record": (True, False),
+    "algorithm_name": tuple(PRESETS),
 }
 _WHOLE = {
     "num_groups": 1,
@@ -112,15 +128,6 @@ _NUMBER_OR_NONE = {
     "kl_target": 1e-9,
     "vf_clip_param": 1e-9,
 }
-# RLlib's settings that mean nothing here: the value that says nothing, and what does.
-_UNUSED = {
-    "train_batch_size": (32, "num_groups and group_size decide how much is sampled"),
-    "_train_batch_size_per_learner": (None, "num_groups and group_size decide how much is sampled"),
-    "num_envs_per_env_runner": (1, "all episodes of an EnvRunner run at once"),
-    "rollout_fragment_length": (200, "episodes are played to their end"),
-    "batch_mode": ("complete_episodes", "episodes are played to their end"),
-    "evaluation_duration_unit": ("episodes", "evaluation_duration counts tasks"),
-}
 
 
 def check_settings(config: GiGPOConfig) -> None:
@@ -153,23 +160,31 @@ def setting_faults(config: GiGPOConfig) -> Iterator[str]:
 def _checks(config: GiGPOConfig) -> Iterator[Callable[[], Iterator[str] | None]]:
     """Yield the checks; each raises a fault, or yields several."""
     for name, choices in _CHOICES.items():
-        yield partial(_check_choice, name, getattr(config, name), choices)
+        yield partial(check_choice, name, getattr(config, name), choices)
     for name, least in _WHOLE.items():
-        yield partial(_check_whole, name, getattr(config, name), least)
+        yield partial(check_whole, name, getattr(config, name), least)
     for name, least in _WHOLE_OR_NONE.items():
         if getattr(config, name) is not None:
-            yield partial(_check_whole, name, getattr(config, name), least)
+            yield partial(check_whole, name, getattr(config, name), least)
     for name, (low, high) in _RANGES.items():
-        yield partial(_check_range, name, getattr(config, name), low, high)
+        yield partial(check_range, name, getattr(config, name), low, high)
     for name, least in _NUMBER_OR_NONE.items():
         if getattr(config, name) is not None:
-            yield partial(_check_range, name, getattr(config, name), least, math.inf)
+            yield partial(check_range, name, getattr(config, name), least, math.inf)
     if config.seed is not None:
-        yield partial(_check_whole, "seed", config.seed, 0)
+        yield partial(check_whole, "seed", config.seed, 0, LARGEST_SEED)
+    for name in ("engine_num_gpus", "engine_num_cpus"):
+        yield partial(check_resource, name, getattr(config, name))
+    for name in ("llm_options", "engine_options"):
+        yield partial(check_mapping, name.removeprefix("llm_"), getattr(config, name))
+    yield partial(_check_staleness, config.max_staleness)
+    yield partial(_check_correction, config.rollout_correction)
+    yield partial(_check_folder, config.record_folder)
     yield partial(_check_clip, config.clip_param)
     yield partial(_check_betas, config.adam_betas)
     yield partial(_check_task_seeds, config.evaluation_task_seeds)
     yield partial(_check_trackers, config.trackers)
+    yield from check_rllib(config)
     # Those of settings together come last: they read several.
     together = (
         _check_profile,
@@ -177,7 +192,6 @@ def _checks(config: GiGPOConfig) -> Iterator[Callable[[], Iterator[str] | None]]
         _check_lora,
         _check_engine,
         _check_mapping,
-        _check_unused,
         _check_sharding,
         _check_policies,
         _check_pairs,
@@ -225,28 +239,45 @@ def _check_env(config: GiGPOConfig) -> None:
 
 
 def _check_trackers(chosen: Any) -> None:
-    for tracker in [chosen] if isinstance(chosen, str) else chosen:
-        if isinstance(chosen, str) or (not callable(tracker) and tracker not in TRACKERS):
-            raise ValueError(
-                f"trackers={chosen!r}: expected a list of {', '.join(map(repr, TRACKERS))}, or of "
-                "callables (content of run.json, run folder) -> tracker"
-            )
+    is_list = isinstance(chosen, list | tuple)
+    if not is_list or not all(callable(one) or _is_one_of(one, TRACKERS) for one in chosen):
+        raise ValueError(
+            f"trackers={chosen!r}: expected a list of {', '.join(map(repr, TRACKERS))}, or of "
+            "callables (content of run.json, run folder) -> tracker"
+        )
 
 
-def _check_unused(config: GiGPOConfig) -> Iterator[str]:
-    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
-        yield ("api_stack(...) turns RLlib's new API stack off: GiGPO runs on it only; leave it on")
-    if config.in_evaluation:  # RLlib itself writes into a config of evaluation
-        return
-    for name, (silent, instead) in _UNUSED.items():
-        value = getattr(config, name)
-        if value != silent:
-            yield (f"{name.lstrip('_')}={value!r} has no effect: {instead}; leave it at {silent!r}")
+def _is_one_of(value: Any, names: Collection[str]) -> bool:
+    return isinstance(value, str) and value in names
+
+
+def _check_folder(folder: Any) -> None:
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
+        raise ValueError(
+            f"recording(folder={folder!r}): expected a path, or None for the trial's folder; it is "
+            "the setting record_folder"
+        )
+
+
+def _check_staleness(value: Any) -> None:
+    if not is_whole(value, 0, 1):
+        raise ValueError(
+            f"max_staleness={value!r}: expected 0 (on-policy) or 1 (rollouts one version behind "
+            "the learner)"
+        )
+
+
+def _check_correction(correction: Any) -> None:
+    is_known = correction is None or _is_one_of(correction, ("auto",))
+    if not is_known and not isinstance(correction, RolloutCorrection):
+        raise ValueError(
+            f"rollout_correction={correction!r}: expected RolloutCorrection(...), 'auto' or None"
+        )
 
 
 def _check_engine(config: GiGPOConfig) -> Iterator[str]:
     if config.probe_tolerance is not None:
-        _check_range("probe_tolerance", config.probe_tolerance, 0.0, math.inf)
+        check_range("probe_tolerance", config.probe_tolerance, 0.0, math.inf)
     check_road(config)
     if config.engine == "transformers":
         for name, default in (
@@ -313,11 +344,6 @@ def _check_pairs(config: GiGPOConfig) -> Iterator[str]:
             f"minibatch_size={config.minibatch_size} and num_minibatches={config.num_minibatches} "
             "are both set: set one of them and the other to None"
         )
-    if config.max_staleness not in (0, 1):
-        yield (
-            f"max_staleness={config.max_staleness!r}: expected 0 (on-policy) or 1 (rollouts one "
-            "version behind the learner)"
-        )
     if config.max_staleness > 0 and config.num_env_runners == 0 and not config.in_evaluation:
         yield (
             "max_staleness=1 with num_env_runners=0: rollouts in the learner's own process cannot "
@@ -329,10 +355,6 @@ def _check_pairs(config: GiGPOConfig) -> Iterator[str]:
             "play beside it; use one of the two"
         )
     correction = config.rollout_correction
-    if not (correction in ("auto", None) or isinstance(correction, RolloutCorrection)):
-        yield (
-            f"rollout_correction={correction!r}: expected RolloutCorrection(...), 'auto' or None"
-        )
     if isinstance(correction, RolloutCorrection) and config.old_logp == "engine":
         yield (
             "rollout_correction with old_logp='engine': the correction is old over engine "
@@ -350,10 +372,6 @@ def _check_pairs(config: GiGPOConfig) -> Iterator[str]:
             "old_logp='engine' with dtype='bfloat16': bf16 log-probabilities differ between engine "
             "and learner by several percent; use old_logp='recompute'"
         )
-    if config.grad_clip is not None and config.grad_clip_by != "global_norm":
-        yield (f"grad_clip_by={config.grad_clip_by!r}: GiGPO clips by 'global_norm' only")
-    if config.framework_str != "torch":
-        yield (f"framework={config.framework_str!r}: GiGPO runs on 'torch' only")
     if config.evaluation_parallel_to_training:
         yield (
             "evaluation_parallel_to_training=True: an evaluation pins one weight version, so it "
@@ -372,28 +390,10 @@ def _check_pairs(config: GiGPOConfig) -> Iterator[str]:
         )
 
 
-def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    # An array or a list would compare element by element.
-    if not isinstance(value, str | bool | None) or value not in choices:
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, _WHOLE_TYPES) or value < least:
-        raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
-
-
-def _check_range(name: str, value: Any, low: float, high: float) -> None:
-    is_number = isinstance(value, _NUMBER_TYPES) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:
-        bound = f"of at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
-        raise ValueError(f"{name}={value!r}: expected a finite number {bound}")
-
-
 def _check_clip(value: Any) -> None:
-    pair = (value, value) if isinstance(value, int | float) else value
+    pair = (value, value) if isinstance(value, NUMBER_TYPES) else value
     is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-    if not is_pair or not all(isinstance(v, int | float) and v > 0 for v in pair) or pair[0] >= 1:
+    if not is_pair or not all(is_number(v) and v > 0 for v in pair) or pair[0] >= 1:
         raise ValueError(
             f"clip_param={value!r}: expected a number above 0, or a pair (low, high) of them with "
             "low below 1"
@@ -401,16 +401,16 @@ def _check_clip(value: Any) -> None:
 
 
 def _check_betas(value: Any) -> None:
-    is_pair = isinstance(value, Sequence) and len(value) == 2
-    if not is_pair or not all(isinstance(beta, _NUMBER_TYPES) and 0 <= beta < 1 for beta in value):
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    if not is_pair or not all(is_number(beta, 0.0) and beta < 1 for beta in value):
         raise ValueError(f"adam_betas={value!r}: expected two numbers from 0 to below 1")
 
 
 def _check_task_seeds(seeds: Any) -> None:
     if seeds is None:
         return
-    is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds) > 0
-    if not is_list or not all(isinstance(seed, _WHOLE_TYPES) and seed >= 0 for seed in seeds):
+    is_list = isinstance(seeds, Sequence | np.ndarray) and not isinstance(seeds, str | bytes)
+    if not is_list or len(seeds) == 0 or not all(is_whole(s, 0, LARGEST_TASK_SEED) for s in seeds):
         raise ValueError(
             f"evaluation_task_seeds={seeds!r}: expected a list of whole numbers of at least 0, or "
             "None for evaluation_duration tasks"

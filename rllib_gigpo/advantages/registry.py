@@ -51,7 +51,7 @@ def find_estimator(name: str | Estimator) -> Estimator:
     """
     if callable(name):
         return name
-    if name not in ESTIMATORS:
+    if not isinstance(name, str) or name not in ESTIMATORS:
         raise ValueError(
             f"estimator={name!r}: expected one of {', '.join(map(repr, ESTIMATORS))}, or a "
             "function (StepTable, *, settings...) -> Advantages"

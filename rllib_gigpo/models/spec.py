@@ -115,7 +115,13 @@ class ModelSpec:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise ValueError(f"model seed {self.seed!r} must be an integer of at least 0")
         object.__setattr__(self, "words", tuple(self.words))
-        object.__setattr__(self, "options", tuple(sorted(dict(self.options).items())))
+        try:
+            options = sorted(dict(self.options).items())
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"model options={self.options!r} must be a dict, such as {{'hidden_size': 64}}"
+            ) from error
+        object.__setattr__(self, "options", tuple(options))
         if self.name == TINY:
             _ = self.tiny_shape
         elif self.name == TINY_VISION:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rllib_gigpo.value_checks import (
+    LARGEST_SEED,
+    check_choice,
+    check_resource,
+    check_whole,
+    is_number,
+)
+
 # vLLM's CPU default of 128 means that a shared prompt of fewer tokens never hits the prefix cache.
 _CPU_BLOCK_SIZE = 32
 _CPU_KV_CACHE_BYTES = 1 << 30
 _LORA_SLOTS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM makes room for
 _CPU_STEP_TOKENS = 4096
+_MOST_BYTES = 2**50
 
 
 @dataclass(frozen=True)
@@ -54,15 +63,26 @@ class VLLMSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        check_choice("enforce_eager", self.enforce_eager, (None, True, False))
+        check_choice("enable_lora", self.enable_lora, (True, False))
+        check_choice("enable_sleep_mode", self.enable_sleep_mode, (True, False))
+        check_choice("weight_transfer", self.weight_transfer, (None, "nccl", "ipc"))
         for name in ("max_model_len", "max_num_seqs", "tensor_parallel_size", "max_lora_rank"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected at least 1")
+            check_whole(name, getattr(self, name), 1)
+        if self.block_size is not None:
+            check_whole("block_size", self.block_size, 1)
+        if self.kv_cache_memory_bytes is not None:
+            check_whole("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, _MOST_BYTES)
+        check_whole("seed", self.seed, 0, LARGEST_SEED)
+        check_resource("num_gpus", self.num_gpus)
+        check_resource("num_cpus", self.num_cpus)
         if self.max_lora_rank > _LORA_SLOTS[-1]:
             raise ValueError(
                 f"max_lora_rank is {self.max_lora_rank}: vLLM serves adapters of rank "
                 f"{_LORA_SLOTS[-1]} at most; train a smaller one"
             )
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if not is_number(self.gpu_memory_utilization, 1e-9, 1.0):
             raise ValueError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}: expected a share of "
                 "the GPU's memory in (0, 1]"
