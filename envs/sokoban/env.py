@@ -21,12 +21,14 @@ from envs.sokoban.files import open_levels
 from envs.sokoban.generate import generate_level
 from envs.sokoban.level import Level, format_level
 from envs.sokoban.solver import Solver
+from envs.sokoban.words import VOCABULARY, tell
 from envs.spaces import TextSpace, image_space
 
-View = Literal["text", "rgb"]
+View = Literal["text", "words", "rgb"]
 
 _TASK = "Push every box onto a target."
 _MOVES = ("up", "down", "left", "right")
+_LARGEST_DISTANCE = 9  # that the tiny model has a word for
 _STEP_REWARD, _BOX_REWARD, _SOLVED_REWARD = -0.1, 1.0, 10.0
 
 
@@ -42,6 +44,9 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
     Observations:
         `view="text"`: rows of symbols separated by blanks: wall `#`, floor `_`, target `O`, box
         `X`, box on a target `√`, player `P`, player on a target `S`.
+        `view="words"`: where boxes and targets lie and which walls touch the player and the boxes,
+        told as in `envs.sokoban.words`, for models too small to read a drawn room. Other walls are
+        not told.
         `view="rgb"`: a picture, uint8 [16 * rows, 16 * columns, 3].
 
     Info: `task`, `task_id` (equal for equal levels), `admissible_actions` (empty once the episode
@@ -55,7 +60,7 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         levels: File of levels in Boxoban's format, or a folder of such `.txt` files, in place of
             generated rooms. Many of them need more than the default horizon.
         horizon: Step limit, at least 1.
-        view: "text" or "rgb". For "rgb", all levels of the files are to be of one size.
+        view: "text", "words" or "rgb". For "rgb", all levels of the files are to be of one size.
 
     Raises:
         FileNotFoundError: `levels` does not exist or has no levels.
@@ -105,8 +110,9 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
 
     @classmethod
     def words(cls) -> list[str]:
-        """Return every symbol of the text view and every action."""
-        return [*SYMBOLS, *cls.actions]
+        """Return every symbol of the text view, every word of the other one and every action."""
+        distances = [str(number) for number in range(1, _LARGEST_DISTANCE + 1)]
+        return [*SYMBOLS, *cls.actions, *VOCABULARY, *distances]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -215,6 +221,8 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         self._player = ahead
 
     def _observation(self) -> str | np.ndarray:
+        if self.view == "words":
+            return tell(self._level, self._boxes, self._player)
         codes = state_codes(self._base, self._boxes, self._player)
         draw = draw_image if self.view == "rgb" else draw_text
         return draw(codes, self._level.width)

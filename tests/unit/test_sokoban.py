@@ -357,9 +357,40 @@ def test_a_picture_is_made_of_the_tiles_of_its_symbols(tmp_path):
     assert len(set(tile_of.values())) == 6
 
 
-def test_words_cover_the_text_view():
-    assert Sokoban.words() == [*"#_OX√PS", "up", "down", "left", "right"]
+def test_a_state_told_in_words(tmp_path):
+    env = Sokoban(levels=levels_file(tmp_path), view="words")
+    (before, *_), (after, *_) = play(env, ["right"])
+    # Row 1: player in column 1, box in 2, target in 4; row 2: a box on its target in column 4.
+    assert before == (
+        "wall up left . box right 1 wall up target right 2 target down 1 right 2"
+        " . box down 1 right 3 wall down target up 1 target here ."
+    )
+    assert after == (
+        "wall up . box right 1 wall up target right 1 target down 1 right 1"
+        " . box down 1 right 2 wall down target up 1 target here ."
+    )
+
+
+def test_words_tell_states_of_a_level_apart():
+    drawn, told = Sokoban(horizon=200), Sokoban(horizon=200, view="words")
+    for seed in range(5):
+        seen = {drawn.reset(seed=seed)[0]: told.reset(seed=seed)[0]}
+        moves = np.random.default_rng(seed)
+        for _ in range(100):
+            action = str(moves.choice(drawn.actions))
+            (picture, _, over, *_), (words, *_) = drawn.step(action), told.step(action)
+            assert seen.setdefault(picture, words) == words
+            if over:
+                break
+        assert len(set(seen.values())) == len(seen) > 5
+
+
+def test_words_cover_the_views_told_in_words():
     assert set(SYMBOLS) <= set(Sokoban.words())
+    env = Sokoban(size=(8, 8), num_boxes=2, view="words")
+    for seed in range(20):
+        text, _ = env.reset(seed=seed)
+        assert set(text.split()) <= set(Sokoban.words())
 
 
 def test_pictures_pickle_in_the_middle_of_an_episode():
