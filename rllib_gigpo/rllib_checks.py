@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils import force_list
 
 from rllib_gigpo.value_checks import (
@@ -29,6 +30,7 @@ _WHOLE = {
     "num_learners": 0,
     "evaluation_num_env_runners": 0,
     "evaluation_duration": 1,
+    "local_gpu_idx": 0,
     "max_num_env_runner_restarts": 0,
     "metrics_num_episodes_for_smoothing": 1,
     "min_train_timesteps_per_iteration": 0,
@@ -52,6 +54,7 @@ _SWITCHES = (
     "evaluation_parallel_to_training",
     "export_native_model_files",
     "ignore_env_runner_failures",
+    "log_gradients",
     "log_sys_usage",
     "restart_failed_env_runners",
     "validate_env_runners_after_construction",
@@ -63,6 +66,7 @@ _MAPPINGS = (
     "env_config",
     "learner_config_dict",
 )
+_PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR")
 
 _SAMPLED = "num_groups and group_size decide how much is sampled"
@@ -116,7 +120,10 @@ _UNUSED = {
     "ignore_final_observation": _ONLINE,
     "num_gpus": "num_gpus_per_learner and engine_num_gpus decide",
     "num_aggregator_actors_per_learner": "rows go to the learners at once",
+    "torch_compile_learner": "updates are not compiled",
     "torch_compile_worker": "engine_options decide how vLLM compiles",
+    "torch_ddp_kwargs": "learners sum their gradients themselves",
+    "episodes_to_numpy": _TEXT,
 }
 
 
@@ -143,7 +150,8 @@ def check_rllib(config: GiGPOConfig) -> Iterator[Callable[[], Any]]:
     ):
         yield partial(check_mapping, "evaluation_config", config.evaluation_config)
     yield partial(check_choice, "log_level", config.log_level, _LEVELS)
-    for check in (_check_stack, _check_callbacks, _check_policies, _check_unused, _check_local):
+    yield partial(check_choice, "placement_strategy", config.placement_strategy, _PLACEMENTS)
+    for check in (_check_stack, _check_classes, _check_policies, _check_unused, _check_local):
         yield partial(check, config)
 
 
@@ -161,7 +169,16 @@ def _check_stack(config: GiGPOConfig) -> Iterator[str]:
         yield f"grad_clip_by={config.grad_clip_by!r}: GiGPO clips by 'global_norm' only"
 
 
-def _check_callbacks(config: GiGPOConfig) -> Iterator[str]:
+def _check_classes(config: GiGPOConfig) -> Iterator[str]:
+    runner: Any = config.env_runner_cls
+    if not (isinstance(runner, type) and issubclass(runner, EnvRunner)):
+        yield f"env_runner_cls={runner!r}: expected LLMEnvRunner or a subclass of it"
+    evaluate = config.custom_evaluation_function
+    if evaluate is not None and not callable(evaluate):
+        yield (
+            f"custom_evaluation_function={evaluate!r}: expected a function (algorithm, eval "
+            "EnvRunners) -> (results, environment steps, agent steps)"
+        )
     for cls in force_list(config.callbacks_class):
         made = cls if isinstance(cls, type) else getattr(cls, "func", None)
         if not (isinstance(made, type) and issubclass(made, RLlibCallback)):

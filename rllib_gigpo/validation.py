@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
 
@@ -18,7 +17,7 @@ from rllib_gigpo.engines.roads import check_road
 from rllib_gigpo.family_checks import check_family
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.losses import Aggregation
-from rllib_gigpo.models import ModelSpec
+from rllib_gigpo.models.spec import SMOLLM2, TINY, ModelSpec
 from rllib_gigpo.presets import PRESETS
 from rllib_gigpo.recording.trackers import TRACKERS
 from rllib_gigpo.rllib_checks import check_rllib
@@ -85,6 +84,7 @@ _WHOLE = {
     "step_threads": 0,
     "num_engines": 1,
     "max_replays": 1,
+    "max_skipped_steps": 1,
     "max_sampling_rounds": 1,
     "history_length": 0,
     "kl_horizon": 1,
@@ -120,6 +120,7 @@ _RANGES = {
     "max_dropped_share": (0.0, 1.0),
 }
 _NUMBER_OR_NONE = {
+    "heartbeat_timeout_s": 1.0,
     "price_per_hour": 0.0,
     "grad_clip": 1e-9,
     "step_timeout_s": 1e-3,
@@ -208,7 +209,12 @@ def _check_profile(config: GiGPOConfig) -> None:
 
 
 def _check_model(config: GiGPOConfig) -> None:
-    _ = ModelSpec(config.llm_model, options=config.llm_options)
+    spec = ModelSpec(config.llm_model, options=config.llm_options)
+    if config.freeze_vision_tower and spec.name in (TINY, SMOLLM2):
+        raise ValueError(
+            f"freeze_vision_tower=True with model={spec.name!r}: it reads text and has no vision "
+            "tower; leave freeze_vision_tower out"
+        )
 
 
 def _check_mapping(config: GiGPOConfig) -> None:
@@ -409,7 +415,7 @@ def _check_betas(value: Any) -> None:
 def _check_task_seeds(seeds: Any) -> None:
     if seeds is None:
         return
-    is_list = isinstance(seeds, Sequence | np.ndarray) and not isinstance(seeds, str | bytes)
+    is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str | bytes)
     if not is_list or len(seeds) == 0 or not all(is_whole(s, 0, LARGEST_TASK_SEED) for s in seeds):
         raise ValueError(
             f"evaluation_task_seeds={seeds!r}: expected a list of whole numbers of at least 0, or "
