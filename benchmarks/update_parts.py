@@ -274,7 +274,9 @@ def memory(sequence: int, rows: int, activation_checkpointing: bool) -> dict[str
             timesteps={"num_env_steps_sampled_lifetime": 0},
             iteration=iteration,
         )
-    architecture = transformers.AutoConfig.from_pretrained(materialize(ModelSpec(MODEL)))
+    architecture = transformers.AutoConfig.from_pretrained(
+        materialize(ModelSpec(MODEL)), trust_remote_code=False
+    )
     expected = estimate(architecture, plan_of(settings))["update"]
     return {"peak": peak(), "model": peak() - before, "estimate": sum(expected.values()) / _GIB}
 

@@ -97,7 +97,9 @@ def export(
         _save_adapter(module, output, getattr(torch, dtype))
     else:
         _save_model(module, path, output, getattr(torch, dtype))
-    transformers.AutoTokenizer.from_pretrained(path).save_pretrained(output)
+    transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False).save_pretrained(
+        output
+    )
     if module.sight is not None:
         module.sight.processor.save_pretrained(output)
     (output / "README.md").write_text(_model_card(module, kind, dtype), encoding="utf-8")

@@ -289,8 +289,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = vars(parser.parse_args(arguments))
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(args.pop("model"))
-    print(table(estimate(config, Plan(**args))))
+    path, picture, count = (args.pop(name) for name in ("model", "picture", "pictures_per_row"))
+    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    plan = Plan(**args, pictures=(picture,) * count if picture else ())
+    print(table(estimate(config, plan, load_sight(path) if picture else None)))
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition("x")
+    return int(height), int(width)
 
 
 if __name__ == "__main__":

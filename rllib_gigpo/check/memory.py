@@ -49,7 +49,7 @@ def memory_part(config: GiGPOConfig, gpu_gib: float | None = None) -> Iterator[F
         return
     adapter = None if config.lora is None else adapter_parameters(path, config.lora)
     phases = estimate(
-        transformers.AutoConfig.from_pretrained(path), plan_of(config, lora_parameters=adapter)
+        transformers.AutoConfig.from_pretrained(path, trust_remote_code=False), plan, sight
     )
     for phase, parts in phases.items():
         total = sum(parts.values()) / _GIB
@@ -77,8 +77,10 @@ def adapter_parameters(path: str, lora: LoRASettings) -> int:
         lora: The adapter.
     """
     with torch.device("meta"):
-        model = model_class(path).from_config(transformers.AutoConfig.from_pretrained(path))
-    output = model.get_output_embeddings()
+        model = model_class(path).from_config(
+            transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        )
+    output, vision = model.get_output_embeddings(), tuple(vision_modules(model))
     return sum(
         lora.rank * (module.in_features + module.out_features)
         for name, module in model.named_modules()

@@ -39,7 +39,7 @@ def small_copy(path: str, folder: Path) -> tuple[Path, int]:
         ValueError: The architecture has settings that cannot be cut down.
     """
     made = model_class(path)
-    config = transformers.AutoConfig.from_pretrained(path)
+    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     _cut(config, {"num_hidden_layers": _LAYERS})
     if _parameters(made, config) > _MOST_PARAMETERS:
         _cut(config, _NARROW)
@@ -52,6 +52,13 @@ def small_copy(path: str, folder: Path) -> tuple[Path, int]:
         model.save_pretrained(folder)
     load_tokenizer(path).save_pretrained(folder)
     return folder, number_of_parameters(model)
+
+
+def parameters_of(path: str) -> int:
+    """Return the number of parameters of a model folder or id."""
+    return _parameters(
+        model_class(path), transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    )
 
 
 def _parameters(made: Any, config: Any) -> int:

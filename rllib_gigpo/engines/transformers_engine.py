@@ -99,7 +99,7 @@ class TransformersEngine:
             source = models[policy_id]
             tokenizer = (tokenizers or {}).get(policy_id)
             if tokenizer is None and not isinstance(source, PreTrainedModel):
-                tokenizer = AutoTokenizer.from_pretrained(source)
+                tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             sight = (sights or {}).get(policy_id)
             if sight is None and not isinstance(source, PreTrainedModel):
                 sight = load_sight(str(source))

@@ -241,7 +241,7 @@ def load_sight(path: str) -> Sight | None:
     Raises:
         ValueError: An image-text model without the settings of its image processor.
     """
-    config = transformers.AutoConfig.from_pretrained(path)
+    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     for family in FAMILIES:
         if config.model_type in family.model_types:
             return Sight(family(config), _load_processor(path))
@@ -250,7 +250,9 @@ def load_sight(path: str) -> Sight | None:
 
 def _load_processor(path: str) -> Any:
     try:
-        return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+        return transformers.AutoImageProcessor.from_pretrained(
+            path, trust_remote_code=False, backend="pil"
+        )
     except (OSError, ValueError) as error:
         raise ValueError(
             f"the image-text model {path!r} has no image processor that works without torchvision "

@@ -29,7 +29,9 @@ def parameter_shapes(model: str) -> tuple[Shapes, frozenset[str]]:
     from rllib_gigpo.models.loading import model_class
 
     with torch.device("meta"):
-        skeleton = model_class(model).from_config(AutoConfig.from_pretrained(model))
+        skeleton = model_class(model).from_config(
+            AutoConfig.from_pretrained(model, trust_remote_code=False)
+        )
     shapes = {name: tuple(value.shape) for name, value in skeleton.named_parameters()}
     return shapes, frozenset(skeleton.state_dict().keys() - shapes.keys())
 
