@@ -89,6 +89,7 @@ class TrainingSettings(SettingsBase):
         self.adam_betas = (0.9, 0.999)
         self.weight_decay = 0.01
         self.grad_clip = 1.0
+        self.max_skipped_steps = 10
 
     @override(AlgorithmConfig)
     def training(
@@ -141,6 +142,7 @@ class TrainingSettings(SettingsBase):
         old_logp: Literal["recompute", "engine"] = UNSET,
         rollout_correction: RolloutCorrection | Literal["auto"] | None = UNSET,
         max_staleness: int = UNSET,
+        max_skipped_steps: int = UNSET,
         **kwargs: Any,
     ) -> Self:
         """Set how groups are drawn and how the policy learns from them.
@@ -218,6 +220,8 @@ class TrainingSettings(SettingsBase):
             max_staleness: 0 learns on-policy. 1 plays the next iteration's groups with the present
                 weights while the learner updates, so its rows are one version old; needs remote
                 EnvRunners. Such a run does not resume bit for bit.
+            max_skipped_steps: An optimizer step whose gradient is not finite is left out on every
+                learner; the run ends when so many are left out one after the other.
             **kwargs: RLlib's `lr`, `gamma`, `num_epochs`, `minibatch_size` (rows per optimizer
                 step over all learners), `grad_clip`, ...
         """
