@@ -51,6 +51,7 @@ class GiGPOConfig(DerivedSettings):
         self._set_learner_defaults()
         self._set_serving_defaults()
         self._set_recording_defaults()
+        self._set_fault_defaults()
         self.algorithm_name = self._preset
         for name, value in get_preset(self._preset).settings.items():
             setattr(self, name, value)
@@ -150,12 +151,9 @@ class GiGPOConfig(DerivedSettings):
     @override(AlgorithmConfig)
     def build_learner_group(self, **kwargs: Any) -> LearnerGroup:
         """Build the learners."""
-        if self.sharding == "replicate":
-            return super().build_learner_group(**kwargs)
-        from rllib_gigpo.learner_group import ShardedLearnerGroup
+        from rllib_gigpo.learner_group import LLMLearnerGroup, ShardedLearnerGroup
 
+        group = ShardedLearnerGroup if self.sharding == "fsdp" else LLMLearnerGroup
         placement_group = kwargs.pop("placement_group", None)
         spec = kwargs.pop("rl_module_spec", None) or self.get_multi_rl_module_spec(**kwargs)
-        return ShardedLearnerGroup(
-            config=self.copy(), module_spec=spec, placement_group=placement_group
-        )
+        return group(config=self.copy(), module_spec=spec, placement_group=placement_group)

@@ -7,14 +7,19 @@ One iteration:
 
 from __future__ import annotations
 
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import ray
+from ray import cloudpickle
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import ALL_MODULES
 from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -28,8 +33,10 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
+from ray.tune import Checkpoint
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
+from rllib_gigpo.checkpoints import Place, check_part, check_whole, find_whole, save_whole
 from rllib_gigpo.collect import Collected, collect, token_counts
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.env_runner import LLMEnvRunner, Played
@@ -39,6 +46,7 @@ from rllib_gigpo.recording.recorder import RunRecorder
 from rllib_gigpo.rollout import Episode, GroupTask
 from rllib_gigpo.rows import RowData, episodes_to_batch, modules_of
 from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.watched_actors import WatchedActors
 from rllib_gigpo.weight_sync import WeightSync
 
 T = TypeVar("T")
@@ -89,6 +97,10 @@ class GiGPO(Algorithm):
         for error in (e for g in groups for e in g.foreach_env_runner(_env_error)):
             if error is not None:
                 raise RuntimeError(error)
+        for group in groups:
+            group._worker_manager = WatchedActors.take_over(
+                group._worker_manager, self.config.heartbeat_timeout_s
+            )
         self.weights = WeightSync(
             self.config, groups, self.first_learner, self.learner_group.is_local
         )
@@ -336,21 +348,85 @@ class GiGPO(Algorithm):
         return {**results, "episodes": tuple(self.last_evaluation)}
 
     @override(Algorithm)
-    def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
-        """Take over a checkpoint, or one component of it."""
-        super().restore_from_path(*args, **kwargs)
+    def save_to_path(
+        self, path: str | Path | None = None, *, filesystem: Any = None, **kwargs: Any
+    ) -> str:
+        """Write a checkpoint whole or not at all; a local one of that name is kept beside it.
+
+        Args:
+            path: Folder or URI; what lies there becomes NAME.previous. None: a temporary folder.
+            filesystem: The pyarrow file system that `path` is on; by default what it names.
+            **kwargs: RLlib's `state` and `use_msgpack`.
+
+        Returns:
+            The folder.
+
+        Raises:
+            CheckpointError: The disk or a learner refused; what lay there is untouched.
+        """
+        place = Place.of(path or Path(tempfile.gettempdir(), uuid.uuid4().hex), filesystem)
+        save = partial(super().save_to_path, **kwargs)
+        save_whole(place, save, {"num_updates": self.num_updates})
+        return place.path if path is None or place.is_local else str(path)
+
+    @classmethod
+    @override(Algorithm)
+    def from_checkpoint(cls, path: Any, filesystem: Any = None, **kwargs: Any) -> GiGPO:
+        """Build the algorithm of a checkpoint, once all its files are what was written.
+
+        Raises:
+            CheckpointError: It is not whole; the sentence names the file and the cure.
+        """
+        if isinstance(path, Checkpoint):
+            path, filesystem = path.path, path.filesystem
+        place = find_whole(Place.of(path, filesystem))
+        check_whole(place)
+        built: Any = super().from_checkpoint(
+            place.path, filesystem=place.filesystem, is_checked=True, **kwargs
+        )
+        return built
+
+    @override(Algorithm)
+    def restore_from_path(
+        self, path: Any, *, filesystem: Any = None, is_checked: bool = False, **kwargs: Any
+    ) -> None:
+        """Take over a checkpoint, or one component of it.
+
+        Raises:
+            CheckpointError: It is not whole; nothing has been taken over.
+        """
+        place = Place.of(path, filesystem)
+        if kwargs.get("component") is not None:
+            check_part(place)
+        elif not is_checked:
+            place = find_whole(place)
+            check_whole(place)
+        super().restore_from_path(place.path, filesystem=place.filesystem, **kwargs)
         self._sync_weights()
 
     @override(Algorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the algorithm's state; the task stream is a function of `num_updates`."""
-        return {**super().get_state(*args, **kwargs), "num_updates": self.num_updates}
+        """Return the algorithm's state; the task stream is a function of `num_updates`.
+
+        What has been played ahead belongs to it: its tasks were played with weights that are gone.
+        """
+        state = {**super().get_state(*args, **kwargs), "num_updates": self.num_updates}
+        if self._ahead is not None:
+            wait([self._ahead.collected])
+            if self._ahead.collected.exception() is None:
+                played = (self._ahead.iteration, self._ahead.collected.result())
+                state["played_ahead"] = cloudpickle.dumps(played)
+        return state
 
     @override(Algorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         """Take over a state."""
         self.num_updates = state.get("num_updates", self.num_updates)
         self._ahead = None
+        if "played_ahead" in state and self.config.max_staleness > 0:
+            iteration, collected = cloudpickle.loads(state["played_ahead"])
+            self._ahead = _Ahead(iteration, Future())
+            self._ahead.collected.set_result(collected)
         super().set_state(state)
         self._sync_weights()
 

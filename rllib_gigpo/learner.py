@@ -35,6 +35,7 @@ from rllib_gigpo.distributed import (
 from rllib_gigpo.engines.packing import PackedTensors, checksums, unpack
 from rllib_gigpo.engines.packing import pack as pack_tensors
 from rllib_gigpo.engines.published import Published
+from rllib_gigpo.grouped_learner import GroupedLearner
 from rllib_gigpo.learner_report import report_values
 from rllib_gigpo.module import CausalLMModule, share_bases
 from rllib_gigpo.objective import StepTotals, Totals
@@ -52,7 +53,7 @@ _STATE_KEY = "gigpo_optimizer_steps"
 _KL_KEY = "gigpo_kl_coeffs"
 
 
-class GiGPOTorchLearner(TorchLearner):
+class GiGPOTorchLearner(GroupedLearner):
     """Learner of GiGPO and its relatives.
 
     Attributes:

@@ -21,6 +21,7 @@ from rllib_gigpo.models import FROM_SCRATCH, ModelSpec
 from rllib_gigpo.objective import Objective
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
 from rllib_gigpo.rows import MinibatchPlan
+from rllib_gigpo.settings.faults import FaultSettings
 from rllib_gigpo.settings.learning import LearnerSettings
 from rllib_gigpo.settings.recording import RecordingSettings
 from rllib_gigpo.settings.serving import ServingSettings
@@ -29,7 +30,9 @@ from rllib_gigpo.stepping import StepSettings
 from rllib_gigpo.vocabulary import collect_words
 
 
-class DerivedSettings(TrainingSettings, LearnerSettings, ServingSettings, RecordingSettings):
+class DerivedSettings(
+    TrainingSettings, LearnerSettings, ServingSettings, RecordingSettings, FaultSettings
+):
     """Properties that read the settings; nothing here can be set."""
 
     @property

@@ -32,6 +32,8 @@ _RAY_FILES = {
     "rllib_gigpo/family.py",
     "rllib_gigpo/games.py",
     "rllib_gigpo/gigpo.py",
+    "rllib_gigpo/grouped_learner.py",
+    "rllib_gigpo/heartbeat.py",
     "rllib_gigpo/learner.py",
     "rllib_gigpo/learner_group.py",
     "rllib_gigpo/metrics.py",
@@ -43,6 +45,7 @@ _RAY_FILES = {
     "rllib_gigpo/rollout.py",
     "rllib_gigpo/rows.py",
     "rllib_gigpo/validation.py",
+    "rllib_gigpo/watched_actors.py",
     "rllib_gigpo/weight_sync.py",
 }
 
