@@ -26,6 +26,7 @@ class Collected:
         metrics: What callbacks have logged on each EnvRunner, reduced.
         left_out: Groups that are played and counted, and not trained on.
         rounds: Rounds of playing that it took.
+        env_close_errors: Environments that could not be closed.
     """
 
     episodes: list[Episode]
@@ -37,6 +38,7 @@ class Collected:
     metrics: list[dict[str, Any]]
     left_out: tuple[int, ...] = ()
     rounds: int = 1
+    env_close_errors: int = 0
 
     @property
     def training_episodes(self) -> list[Episode]:
@@ -53,6 +55,8 @@ class Collected:
             "num_replays": self.replays,
             "num_env_errors": self.env_errors,
             "num_env_timeouts": self.env_timeouts,
+            "num_env_close_errors": self.env_close_errors,
+            "num_empty_episodes": sum(episode.env_steps() == 0 for episode in self.episodes),
         }
 
     def check(self, num_groups: int, max_dropped_share: float) -> None:
@@ -77,6 +81,7 @@ class Collected:
             failures=(*self.failures, *other.failures),
             env_errors=self.env_errors + other.env_errors,
             env_timeouts=self.env_timeouts + other.env_timeouts,
+            env_close_errors=self.env_close_errors + other.env_close_errors,
             metrics=[*self.metrics, *other.metrics],
             rounds=self.rounds + other.rounds,
         )
@@ -92,6 +97,13 @@ class Collected:
             found = tuple((str(agent), e.get_return()) for agent, e in agent_episodes(episode))
             returns[episode.custom_data["group"]].add(found)
         return sorted(group for group, found in returns.items() if len(found) == 1)
+
+    def uniform_share(self) -> float | None:
+        """Return the share of uniform groups; None where an episode is a group of its own."""
+        groups = {episode.custom_data["group"] for episode in self.episodes}
+        if len(self.episodes) == len(groups):
+            return None
+        return len(self.uniform_groups()) / len(groups)
 
     def choose(self, num_groups: int) -> Collected:
         """Leave uniform groups out; the first of them fill what is missing to `num_groups`."""
@@ -111,6 +123,7 @@ def collect(reports: Sequence[Played]) -> Collected:
         failures=tuple(message for r in reports for message in r.rollout.failures),
         env_errors=sum(r.new_counts.get("env_errors", 0) for r in reports),
         env_timeouts=sum(r.new_counts.get("env_timeouts", 0) for r in reports),
+        env_close_errors=sum(r.new_counts.get("env_close_errors", 0) for r in reports),
         metrics=[report.metrics for report in reports if report.metrics],
     )
 

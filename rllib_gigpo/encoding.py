@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _CACHE_SIZE = 8192
 # History of more characters per token of the limit than this is not tried whole.
 _LIKELY_CHARACTERS = 8
+# No text has more characters per token than this, but for runs of one character.
+_MOST_CHARACTERS = 64
 _NO_PICTURES: Mapping[str, Picture] = {}
 
 
@@ -127,6 +129,8 @@ class PromptEncoder:
             PromptTooLongError: Too long without any history, and observations are not shortened.
         """
         look(memory, context.task, context.observation)
+        if self.on_long_prompt == "shorten_observation" and self._is_far_over(context):
+            return self._shorten(context)
         found = self._with_history(context, memory)
         if len(found.ids) <= self.max_prompt_tokens:
             return found
@@ -171,8 +175,18 @@ class PromptEncoder:
         """Return a response's text without special tokens."""
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
+    def _is_far_over(self, context: PromptContext) -> bool:
+        """Whether an observation is so long that the prompt cannot fit, whatever is dropped.
+
+        A guess on the safe side: where it says no, the prompt is tokenised whole.
+        """
+        return len(context.observation) > _MOST_CHARACTERS * self.max_prompt_tokens
+
     def _shorten(self, context: PromptContext) -> Encoded:
-        """Bisect for the longest start of the observation that fits."""
+        """Find the longest start of the observation that fits.
+
+        As with history, what is far over the limit is never tokenised.
+        """
         found = self._tokenize(replace(context, observation=""))
         if len(found.ids) > self.max_prompt_tokens:
             raise PromptTooLongError(
@@ -180,9 +194,11 @@ class PromptEncoder:
                 "observation: raise llm(max_prompt_tokens=...) or shorten the prompt template"
             )
         pieces = units(context.observation)
-        fits, too_long = 0, len(pieces)
+        fits, too_long = 0, len(pieces) + 1
+        tried_first = self.max_prompt_tokens
         while too_long - fits > 1:
-            keep = (fits + too_long) // 2
+            doubled = min(max(tried_first, 2 * fits), len(pieces))
+            keep = doubled if doubled < too_long else (fits + too_long) // 2
             tried = self._tokenize(replace(context, observation="".join(pieces[:keep])))
             if len(tried.ids) <= self.max_prompt_tokens:
                 fits, found = keep, tried
@@ -202,6 +218,9 @@ class PromptEncoder:
         if found is None:
             encoded = encode_chat(self.tokenizer, messages, pictures, self.sight)
             encoded.ids.setflags(write=False)
+            if len(encoded.ids) > self.max_prompt_tokens:
+                # Never answered, so never asked for again; and its text may be megabytes.
+                return encoded
             images = tuple((placed.picture.name, placed.runs) for placed in encoded.images)
             self._cache[key] = (encoded.ids, images)
             if len(self._cache) > _CACHE_SIZE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import traceback
 from collections import Counter
@@ -32,6 +33,7 @@ from rllib_gigpo.models import (
     materialize,
     stop_token_ids,
 )
+from rllib_gigpo.out_of_memory import is_out_of_memory, sentence
 from rllib_gigpo.rollout import Episode, GroupTask, Rollout, RolloutSettings, Voice, play_groups
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.stepping import Stepper
@@ -39,6 +41,8 @@ from rllib_gigpo.vision.sight import load_sight
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,18 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def make_env(self) -> None:
-        """Build one environment now, so that a broken one shows at start-up."""
-        game = self._new_game()
+        """Build one environment now, so that a broken one shows at start-up.
+
+        Raises:
+            RuntimeError: It cannot be made.
+        """
+        try:
+            game = self._new_game()
+        except (Exception, SystemExit) as error:
+            raise RuntimeError(
+                f"environment {self._spec.name!r} could not be made: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         self._spaces = game.spaces()
         self._idle.append(game)
 
@@ -155,7 +169,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 engine=self.engine,
                 profile=common.profile,
                 encoder=common.encoder,
-                acquire=lambda: self._idle.pop() if self._idle else self._new_game(),
+                acquire=self._lend_game,
                 release=self._idle.append,
                 stepper=self._stepper,
                 settings=settings,
@@ -165,6 +179,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 self._call_back("on_episode_end", episode=episode, env_index=index)
             self._call_back("on_sample_end", samples=rollout.episodes)
         except Exception as error:
+            if is_out_of_memory(error):
+                return Played(groups, error=sentence("rollout", self.config, error))
             return Played(groups, error=_told(error))
         return Played(
             groups,
@@ -190,6 +206,14 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 load_sight(path),
             )
             stop_ids = stop_token_ids(tokenizer, load_generation_config(path))
+            if not stop_ids and not config.agent_profile.stop:
+                _LOG.warning(
+                    "model %r names no end token, and the agent no stop string: every response "
+                    "runs to max_response_tokens=%d (see response_cut_rate); set eos_token in its "
+                    "tokenizer_config.json, or AgentProfile(stop=...)",
+                    config.llm_model,
+                    config.max_response_tokens,
+                )
             self._voices[module_id] = encoder, stop_ids
         encoder, stop_ids = self._voices[module_id]
         sampling = Sampling(
@@ -213,16 +237,18 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             policy_of=config.module_of,
             keep_last_prompts=config.keeps_last_prompts and not evaluating,
             voices=voices,
+            env_name=self._spec.name,
         )
 
-    def _new_game(self) -> Game:
+    def _lend_game(self) -> Game:
+        """Return an idle environment, or a new one; several threads may ask at once."""
         try:
-            game = Game(self._spec.make(self.config.env_config), self._spec.name)
-        except Exception as error:
-            raise RuntimeError(
-                f"environment {self._spec.name!r} could not be made: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            return self._idle.pop()
+        except IndexError:
+            return self._new_game()
+
+    def _new_game(self) -> Game:
+        game = Game(self._spec.make(self.config.env_config), self._spec.name)
         context = EnvContext(self.config.env_config, worker_index=self.worker_index or 0)
         self._call_back("on_environment_created", env=game.env, env_context=context)
         return game
@@ -351,9 +377,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def stop(self) -> None:
-        """Close environments and engine."""
+        """Close environments and engine, whatever an environment raises at it."""
         for game in self._idle:
-            game.close()
+            self._loop.run_until_complete(self._stepper.close(game))
         self._idle = []
         if self._engine is not None and self._owns_engine:
             self._engine.close()

@@ -6,7 +6,6 @@ A `Game` speaks in dicts keyed by agent id; a single-agent environment has the o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +15,13 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_gigpo.observations import EXPECTED, is_observation
+from rllib_gigpo.answers import (
+    check_flags,
+    check_infos,
+    check_observations,
+    check_parts,
+    check_rewards,
+)
 
 SOLO_AGENT = "agent"
 
@@ -75,14 +80,21 @@ class Game:
     def reset(
         self, seed: int, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[Any, str], dict[Any, Mapping[str, Any]]]:
-        """Start the episode of a seed."""
+        """Start the episode of a seed.
+
+        Raises:
+            TypeError: Something that the environment answers is of the wrong type, see
+                `rllib_gigpo.answers`.
+            ValueError: A text has no UTF-8 form, or a score is not finite.
+        """
         self.terminated = self.truncated = False
-        observations, infos = self.env.reset(
-            seed=seed, options=None if options is None else dict(options)
-        )
+        answer = self.env.reset(seed=seed, options=None if options is None else dict(options))
+        check_parts(self.name, "reset", answer, "observation, info")
+        observations, infos = answer
         if not self.is_team:
             observations, infos = {SOLO_AGENT: observations}, {SOLO_AGENT: infos}
-        self._check_observations(observations)
+        check_observations(self.name, observations, is_reset=True)
+        check_infos(self.name, infos)
         self._last_infos = dict(infos)
         return observations, infos
 
@@ -90,32 +102,31 @@ class Game:
         """Take one environment step.
 
         Raises:
-            TypeError: An observation is neither a string nor a picture.
-            ValueError: A reward is not finite.
+            TypeError: Something that the environment answers is of the wrong type, see
+                `rllib_gigpo.answers`.
+            ValueError: A reward or score is not finite, or a text has no UTF-8 form.
         """
+        answer = self.env.step(dict(actions) if self.is_team else actions[SOLO_AGENT])
+        parts = "observation, reward, terminated, truncated, info"
+        check_parts(self.name, "step", answer, parts)
+        observations, rewards, terminated, truncated, infos = answer
         if self.is_team:
-            observations, rewards, terminated, truncated, infos = self.env.step(dict(actions))
-            self.terminated = bool(terminated["__all__"])
-            self.truncated = bool(truncated["__all__"])
+            ends = (terminated["__all__"], truncated["__all__"])
             acting = {
                 agent: observation
                 for agent, observation in observations.items()
                 if not terminated.get(agent) and not truncated.get(agent)
             }
         else:
-            observation, reward, terminated, truncated, info = self.env.step(actions[SOLO_AGENT])
-            self.terminated, self.truncated = bool(terminated), bool(truncated)
-            observations, infos = {SOLO_AGENT: observation}, {SOLO_AGENT: info}
+            ends = (terminated, truncated)
+            observations, infos = {SOLO_AGENT: observations}, {SOLO_AGENT: infos}
             acting = dict(observations)
-            rewards = {SOLO_AGENT: reward}
-        self._check_observations(observations)
-        earned = {agent: float(reward) for agent, reward in rewards.items()}
-        for agent, reward in earned.items():
-            if not math.isfinite(reward):
-                raise ValueError(
-                    f"environment {self.name!r} gave reward {reward} to {agent!r}: rewards must "
-                    "be finite numbers"
-                )
+            rewards = {SOLO_AGENT: rewards}
+        check_flags(self.name, zip(("terminated", "truncated"), ends, strict=True))
+        check_observations(self.name, observations)
+        check_infos(self.name, infos)
+        earned = check_rewards(self.name, rewards)
+        self.terminated, self.truncated = map(bool, ends)
         self._last_infos.update(infos)
         return Outcome(dict(observations), earned, dict(infos), acting)
 
@@ -151,15 +162,6 @@ class Game:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
-
-    def _check_observations(self, observations: Mapping[Any, Any]) -> None:
-        for agent, observation in observations.items():
-            if not is_observation(observation):
-                raise TypeError(
-                    f"environment {self.name!r} observed a {type(observation).__name__} for "
-                    f"{agent!r}: expected {EXPECTED}; name a gymnasium id as "
-                    "'gym:<id>', or wrap the environment to render its state"
-                )
 
 
 class SoloRecorder:

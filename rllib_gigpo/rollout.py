@@ -36,8 +36,8 @@ from rllib_gigpo.encoding import Encoded, PromptEncoder, PromptTooLongError
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.games import Game, Outcome
 from rllib_gigpo.lockstep import FreeTurns, Lockstep, Turns
-from rllib_gigpo.observations import state_key
 from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.starts import difference, start_of
 from rllib_gigpo.stepping import EnvFailure, Stepper
 from rllib_gigpo.vision import Gallery, Picture
 
@@ -45,6 +45,7 @@ Episode = SingleAgentEpisode | MultiAgentEpisode
 T = TypeVar("T")
 
 _NOTHING = Encoded(np.zeros(0, dtype=np.int32))
+_ENDLESS_STEPS = 10_000
 _KEPT_INFO = ("won", "score", "is_action_valid", "task_id", "task_type")
 
 
@@ -97,6 +98,7 @@ class RolloutSettings:
         keep_last_prompts: Whether a truncated episode ends with the prompt that would have come
             next, for a critic.
         voices: By policy id, of those that differ from the others.
+        env_name: What the environment is called, for messages.
     """
 
     sampling: Sampling
@@ -106,6 +108,7 @@ class RolloutSettings:
     policy_of: Callable[[Any], str] = lambda agent_id: "default_policy"
     keep_last_prompts: bool = False
     voices: Mapping[str, Voice] = field(default_factory=dict)
+    env_name: str = "environment"
 
 
 @dataclass
@@ -244,23 +247,24 @@ class _Round:
     async def _try(self, place: int, task: GroupTask, member: int) -> Episode:
         limit = self.stepper.settings.episode_timeout_s
         deadline = math.inf if limit is None else time.monotonic() + limit
-        game = self.acquire()
+        game = await self.stepper.call(
+            self.settings.env_name, "make", self.acquire, deadline - time.monotonic()
+        )
         try:
             observations, infos = await self.stepper.call(
-                game,
+                game.name,
                 "reset",
                 lambda: game.reset(task.env_seed, task.options),
                 deadline - time.monotonic(),
             )
-            self._check_start(task, observations, infos)
+            self._check_start(game.name, task, observations, infos)
             episode = await _Play(self, place, task, member, game, deadline).run(
                 observations, infos
             )
         except EnvFailure as failure:
             # Its state is unknown, and a hung call may still be inside: never play it again.
             if failure.kind == "error":
-                with contextlib.suppress(Exception):
-                    game.close()
+                await self.stepper.close(game)
             raise
         except BaseException:
             # A cancelled episode may have left a call running in its thread.
@@ -271,25 +275,21 @@ class _Round:
         return episode
 
     def _check_start(
-        self, task: GroupTask, observations: Mapping[Any, Any], infos: Mapping[Any, Mapping]
+        self,
+        name: str,
+        task: GroupTask,
+        observations: Mapping[Any, Any],
+        infos: Mapping[Any, Mapping],
     ) -> None:
-        start = _start(observations, infos)
+        start = start_of(observations, infos)
         first = self._starts.setdefault(task.group, start)
         if start != first:
             raise ValueError(
                 f"members of group {task.group} start from different states although "
-                f"reset(seed={task.env_seed}) was the same: {first!r} and {start!r}; "
-                "GiGPO needs an environment whose reset depends on its seed alone"
+                f"reset(seed={task.env_seed}) of environment {name!r} was the same for them: "
+                f"{difference(first, start)}; GiGPO needs an environment whose reset depends on "
+                "its seed alone: draw from self.np_random only"
             )
-
-
-def _start(observations: Mapping[Any, Any], infos: Mapping[Any, Mapping]) -> dict[Any, tuple]:
-    """Return what tells initial states apart; observations alone may show a part of the state."""
-    told = {agent: infos.get(agent, {}) for agent in observations}
-    return {
-        agent: (state_key(observation), told[agent].get("task"), told[agent].get("task_id"))
-        for agent, observation in observations.items()
-    }
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -323,6 +323,7 @@ class _Play:
         self.deadline = deadline
         self.settings = round_.settings
         self.seats: dict[Any, _Seat] = {}
+        self.env_steps = 0
 
     async def run(self, observations: dict[Any, Any], infos: dict[Any, Mapping]) -> Episode:
         """Play to the end."""
@@ -388,12 +389,29 @@ class _Play:
         return episode
 
     async def _step(self, actions: dict[Any, str]) -> Outcome:
-        return await self.round.stepper.call(
-            self.game,
+        self.env_steps += 1
+        outcome = await self.round.stepper.call(
+            self.game.name,
             "step",
             lambda: self.game.step(actions),
             self.deadline - time.monotonic(),
         )
+        if self.env_steps >= self._most_steps() and not self.game.is_done:
+            self.round.stepper.counts["env_errors"] += 1
+            raise EnvFailure(
+                "error",
+                f"an episode of environment {self.game.name!r} has not ended after "
+                f"{self.env_steps} steps: set agent(max_episode_steps=...), or give the "
+                "environment a horizon",
+            )
+        return outcome
+
+    def _most_steps(self) -> int:
+        """Steps after which an episode is taken for one that never ends.
+
+        Even where agents have a limit, an environment may go on without asking any of them.
+        """
+        return _ENDLESS_STEPS + (self.settings.max_episode_steps or 0) * len(self.seats)
 
     def _out_of_steps(self) -> bool:
         limit = self.settings.max_episode_steps

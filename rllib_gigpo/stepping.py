@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import threading
 from collections import Counter
@@ -18,7 +19,12 @@ from typing import Any, Literal, TypeVar
 
 from rllib_gigpo.games import Game
 
+_LOG = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+# What an environment may end a call with. SystemExit is one: simulators call sys.exit().
+_RAISED = (Exception, SystemExit)
 
 FailureRule = Literal["raise", "replay", "drop"]
 
@@ -58,7 +64,7 @@ class Stepper:
     """Makes environment calls for the rollouts of one runner.
 
     Attributes:
-        counts: "env_errors", "env_timeouts", "abandoned_threads" so far.
+        counts: "env_errors", "env_timeouts", "env_close_errors", "abandoned_threads" so far.
     """
 
     def __init__(self, settings: StepSettings):
@@ -66,12 +72,12 @@ class Stepper:
         self.counts: Counter[str] = Counter()
         self._slots = asyncio.Semaphore(max(1, settings.threads))
 
-    async def call(self, game: Game, what: str, work: Callable[[], T], left_s: float) -> T:
+    async def call(self, name: str, what: str, work: Callable[[], T], left_s: float) -> T:
         """Make one call.
 
         Args:
-            game: The environment, for the message.
-            what: "reset" or "step".
+            name: The environment's name, for the message.
+            what: "make", "reset" or "step".
             work: The call.
             left_s: Seconds left to the episode (math.inf without a limit).
 
@@ -80,51 +86,86 @@ class Stepper:
         """
         if left_s <= 0:
             self.counts["env_timeouts"] += 1
-            raise EnvFailure("timeout", f"{game.name} used up its episode's time before a {what}")
+            raise EnvFailure("timeout", f"{name} used up its episode's time before a {what}")
         try:
-            if self.settings.threads == 0:
-                return work()
-            async with self._slots:
-                running = _start_thread(work)
-                limit = min(left_s, self.settings.step_timeout_s or math.inf)
-                await asyncio.wait([running], timeout=None if math.isinf(limit) else limit)
-            if running.done():
-                return running.result()
-            running.cancel()
-        except Exception as error:
+            return await self._in_time(work, left_s)
+        except _TimeUpError as error:
+            self.counts["env_timeouts"] += 1
+            message = f"{what} of environment {name!r} took over {error.limit_s:g} s"
+            raise EnvFailure("timeout", message) from None
+        except _RAISED as error:
             self.counts["env_errors"] += 1
             raise EnvFailure(
                 "error",
-                f"{what} of environment {game.name!r} raised {type(error).__name__}: {error}",
+                f"{what} of environment {name!r} raised {type(error).__name__}: {error}",
             ) from error
-        self.counts["env_timeouts"] += 1
-        self.counts["abandoned_threads"] += 1
-        raise EnvFailure("timeout", f"{what} of environment {game.name!r} took over {limit:g} s")
+
+    async def close(self, game: Game) -> None:
+        """Close an environment that is not used again; one that fails at it is counted and told.
+
+        Its episode is over, so nothing is lost but what the environment holds: its processes end
+        with the EnvRunner's.
+        """
+        try:
+            await self._in_time(game.close, math.inf)
+        except (*_RAISED, _TimeUpError) as error:
+            self.counts["env_close_errors"] += 1
+            _LOG.warning(
+                "environment %r could not be closed (%s: %s); what it holds stays until its "
+                "EnvRunner ends",
+                game.name,
+                type(error).__name__,
+                error,
+            )
+
+    async def _in_time(self, work: Callable[[], T], left_s: float) -> T:
+        """Make a call, in a thread where there are any; raise what it raises, or _TimeUpError."""
+        if self.settings.threads == 0:
+            return work()
+        async with self._slots:
+            running = _start_thread(work)
+            limit = min(left_s, self.settings.step_timeout_s or math.inf)
+            await asyncio.wait([running], timeout=None if math.isinf(limit) else limit)
+        if not running.done():
+            running.cancel()
+            self.counts["abandoned_threads"] += 1
+            raise _TimeUpError(limit)
+        result, error = running.result()
+        if error is not None:
+            raise error
+        return result
 
 
-def _start_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run the call in a thread of its own.
+class _TimeUpError(BaseException):
+    """A call is taking longer than it may; of no kind that an environment raises itself."""
+
+    def __init__(self, limit_s: float):
+        super().__init__(f"it took over {limit_s:g} s")
+        self.limit_s = limit_s
+
+
+def _start_thread(work: Callable[[], T]) -> asyncio.Future[tuple[T, BaseException | None]]:
+    """Run the call in a thread of its own; the future holds (result, None) or (None, error).
 
     A daemon thread, and not one of an executor: Python waits for an executor's threads before it
-    exits, and a hung environment would keep the process from ever doing so.
+    exits, and a hung environment would keep the process from ever doing so. Errors come as values,
+    because a future takes not all of them (StopIteration).
     """
     loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
+    outcome: asyncio.Future[Any] = loop.create_future()
 
-    def settle(set_outcome: Callable[[Any], None], value: Any) -> None:
+    def settle(value: Any) -> None:
         if not outcome.cancelled():
-            set_outcome(value)
+            outcome.set_result(value)
 
     def run() -> None:
         try:
-            result = work()
-        except Exception as error:
-            report = (settle, outcome.set_exception, error)
-        else:
-            report = (settle, outcome.set_result, result)
+            value = work(), None
+        except BaseException as error:  # whatever it is, somebody waits for the outcome
+            value = None, error
         # The loop is closed when a hung call comes back after its run has ended.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(*report)
+            loop.call_soon_threadsafe(settle, value)
 
     threading.Thread(target=run, name="env-call", daemon=True).start()
     return outcome

@@ -373,7 +373,7 @@ def test_a_reward_that_is_not_finite_is_refused(reward):
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(TypeError, match=r"'Test' is a list: expected a gymnasium.Env or an"):
+    with pytest.raises(EnvFailure, match=r"'Test' is a list: expected a gymnasium.Env or an"):
         Stage(make=list).play(task())
 
 
