@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer
 
 from benchmarks.report import report
 from rllib_gigpo import GiGPOConfig
-from rllib_gigpo.weight_sync import TOLERANCE
+from rllib_gigpo.probe import TOLERANCE
 
 # hidden size, inner size, layers, heads, heads of keys and values
 SHAPES = {

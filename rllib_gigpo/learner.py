@@ -47,6 +47,7 @@ from rllib_gigpo.sharding import gathered, part_like
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
 
+    from rllib_gigpo.encoding import Encoded
 PHASES = ("old_logp", "ref_logp", "advantages", "update")
 
 _STATE_KEY = "gigpo_optimizer_steps"
@@ -436,10 +437,10 @@ class GiGPOTorchLearner(GroupedLearner):
         return pack_tensors(module.policy_weights("cpu"), getattr(torch, self.config.dtype))
 
     def response_logps(
-        self, module_id: str, prompt_ids: np.ndarray, response_ids: np.ndarray
+        self, module_id: str, prompt: Encoded, response_ids: np.ndarray
     ) -> np.ndarray:
         """Log-probabilities of one response under the current policy, float32 [T]."""
-        (batch,) = pack([prompt_ids], [response_ids], token_budget=1)
+        (batch,) = pack([prompt.ids], [response_ids], token_budget=1, images=[prompt.images])
         with torch.no_grad():
             return self._language_model(module_id).score(batch).logps[0].float().cpu().numpy()
 

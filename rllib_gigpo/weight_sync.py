@@ -6,8 +6,9 @@ own, shared by all EnvRunners and by evaluation (vLLM). Between GPUs the weights
 road (`engines.roads`), and the copy in the store is for engines that restart.
 
 The proof has two parts. Checksums: what every engine computes with is, to the bit, what the learner
-sent, whatever the type. A probe: every engine answers a short prompt, and the log-probabilities are
-the learner's up to rounding, so that the right tensors also stand in the right places.
+sent, whatever the type. A probe: every engine answers a short prompt, with a picture where the
+model sees, and the log-probabilities are the learner's up to rounding, so that the right tensors
+also stand in the right places.
 """
 
 from __future__ import annotations
@@ -25,26 +26,13 @@ import ray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_gigpo.config import GiGPOConfig
-from rllib_gigpo.encoding import encode_chat
+from rllib_gigpo.encoding import Encoded
 from rllib_gigpo.engines import model_folders
-from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
+from rllib_gigpo.engines.base import Completion, Engine, Request
 from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.published import Published, check_held
 from rllib_gigpo.env_runner import LLMEnvRunner
-from rllib_gigpo.models import load_tokenizer, materialize
-from rllib_gigpo.vision.sight import load_sight
-
-_PROBE_TOKENS = 32
-_PROBE_CHARACTERS = 400
-_PROBE_TEXT = (
-    "A small boat left the harbour early in the morning. The fisherman and his daughter wanted to "
-    "reach the island before noon, because the wind was going to turn. They carried bread, water "
-    "and two lamps. Please tell me in a few sentences what happened to them on the way."
-)
-# Mean difference per token. fp32 implementations differ by 1e-5. In bf16 SmolLM2 differs by 0.02 to
-# 0.06 with the right weights, on both engines; by 0.41 and more where the MLP of one layer is lost,
-# 0.24 and more where the engine is eight supervised steps of 1e-4 behind.
-TOLERANCE = {"float32": 2e-3, "bfloat16": 0.12}
+from rllib_gigpo.probe import TOLERANCE, check_probe, probe_prompt, probe_request
 
 
 class WeightSync:
@@ -198,7 +186,7 @@ class WeightSync:
                 logps = partial(
                     _learner_logps,
                     module_id=module_id,
-                    prompt_ids=self._probe_prompts[module_id],
+                    prompt=self._probe_prompts[module_id],
                     completion=completion,
                 )
                 check_probe(completion, self._first_learner(logps), version, tolerance)
@@ -236,62 +224,6 @@ class WeightSync:
             self.fleet = None
 
 
-def probe_prompt(config: GiGPOConfig) -> np.ndarray:
-    """Token ids of the probe: text that the model knows, so that rounding matters little.
-
-    Returns:
-        int32 [P]: a message in the model's own chat template, made of a short English text, or for
-        the tiny model of its environment's words; cut to `max_prompt_tokens`.
-    """
-    spec = config.model_spec
-    path = materialize(spec)
-    tokenizer = load_tokenizer(path)
-    text = " ".join(spec.words)[:_PROBE_CHARACTERS] or _PROBE_TEXT
-    messages = [{"role": "user", "content": text}]
-    ids = encode_chat(tokenizer, messages, sight=load_sight(path)).ids
-    return ids[-config.max_prompt_tokens :]
-
-
-def probe_request(
-    config: GiGPOConfig, module_id: str, prompt_ids: np.ndarray, group: int
-) -> Request:
-    """Return the probe for the engine that serves a group."""
-    return Request(
-        prompt_ids=prompt_ids,
-        sampling=Sampling(
-            temperature=config.temperature,
-            max_tokens=min(_PROBE_TOKENS, config.max_response_tokens),
-        ),
-        seed=505,
-        request_id=f"probe:{module_id}:{group}",
-        policy_id=module_id,
-        group_id=group,
-    )
-
-
-def check_probe(
-    completion: Completion, learner_logps: np.ndarray, version: int, tolerance: float
-) -> None:
-    """Compare an engine's log-probabilities with the learner's.
-
-    Raises:
-        RuntimeError: They differ by more than the tolerance per token, or the version is another.
-    """
-    if completion.weight_version != version:
-        raise RuntimeError(
-            f"after the sync an engine serves weight version {completion.weight_version}, expected "
-            f"{version}"
-        )
-    gap = float(np.mean(np.abs(completion.logps - learner_logps)))
-    if not gap <= tolerance:
-        raise RuntimeError(
-            f"after the sync to version {version} an engine's log-probabilities differ from the "
-            f"learner's by {gap:.4g} per token (allowed: {tolerance:g}): it does not serve the "
-            "learner's weights; if the difference is the engine's arithmetic, raise "
-            "engines(probe_tolerance=...)"
-        )
-
-
 async def _generate(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     return list(await asyncio.gather(*map(engine.generate, requests)))
 
@@ -320,6 +252,6 @@ def _published(learner: Any, version: int, by_object_store: bool) -> dict[str, P
 
 
 def _learner_logps(
-    learner: Any, module_id: str, prompt_ids: np.ndarray, completion: Completion
+    learner: Any, module_id: str, prompt: Encoded, completion: Completion
 ) -> np.ndarray:
-    return learner.response_logps(module_id, prompt_ids, completion.token_ids)
+    return learner.response_logps(module_id, prompt, completion.token_ids)

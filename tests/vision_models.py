@@ -105,6 +105,8 @@ def config_of(family: str, vocab_size: int, ids: dict[str, int], *, tied: bool) 
             "rope_theta": 10000.0,
             "mrope_section": [4, 6, 6],
         }
+        if family == "qwen3_vl":  # as published; transformers interleaves without asking
+            text["rope_parameters"]["mrope_interleaved"] = True
         return AutoConfig.for_model(
             family,
             text_config=text,

@@ -1,93 +1,26 @@
-"""Engines with pictures: the transformers engine in every family, vLLM where it runs here."""
+"""The transformers engine with pictures, in every family."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rllib_gigpo.encoding import Encoded
 from rllib_gigpo.engines.base import (
     Completion,
-    Engine,
     EngineError,
     Request,
     Sampling,
-    generate_batch,
 )
-from rllib_gigpo.engines.packing import checksums
 from rllib_gigpo.engines.transformers_engine import TransformersEngine
-from rllib_gigpo.lora import LoRASettings, adapter_weights, add_adapter
-from rllib_gigpo.models import ModelSpec, load_causal_lm, load_tokenizer, materialize
-from rllib_gigpo.sequences import pack, response_logps
+from rllib_gigpo.models import ModelSpec, materialize
 from rllib_gigpo.vision import PlacedPicture
-from rllib_gigpo.vision.sight import Sight, load_sight
-from tests.vision_models import (
-    FAMILIES,
-    build_folder,
-    make_model,
-    picture,
-    plain_logps,
-    prompt_of,
-)
-
-EXACT = 1e-4
-_ROOT = Path(__file__).parents[2]
-
-
-def loaded(folder: Path) -> tuple[Any, Sight, Any]:
-    sight = load_sight(str(folder))
-    assert sight is not None
-    return load_tokenizer(str(folder)), sight, load_causal_lm(str(folder))
-
-
-def prompts_of(tokenizer: Any, sight: Sight) -> list[Encoded]:
-    """Two pictures of different sizes in several places, a text, and a repeated prompt."""
-    first, second = picture(0), picture(1, 72, 40)
-    texts = (
-        ("where is the ", first, "box ?"),
-        (first, " before . now ", second),
-        ("left or right",),
-        ("where is the ", second, "box ?"),
-        ("where is the ", first, "box ?"),
-    )
-    return [prompt_of(tokenizer, sight, *parts) for parts in texts]
-
-
-def ask(engine: Engine, prompts: Sequence[Encoded], tokens: int = 6) -> list[Completion]:
-    requests = [
-        Request(p.ids, Sampling(max_tokens=tokens), number, str(number), images=p.images)
-        for number, p in enumerate(prompts)
-    ]
-    return asyncio.run(generate_batch(engine, requests))
-
-
-def check(model: Any, sight: Sight, prompts: list[Encoded], answers: list[Completion]) -> int:
-    """Compare with transformers' own pass; returns the number of tokens compared.
-
-    That pass cannot tell an answer that says the token of pictures from one that shows some: what
-    comes from there on is left out.
-    """
-    compared = 0
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert len(answer.token_ids) == 6
-        said = [*answer.token_ids.tolist(), sight.family.image_token_id]
-        known = said.index(sight.family.image_token_id)
-        if known:
-            expected = plain_logps(model, sight, prompt, said[:known])
-            assert answer.logps[:known] == pytest.approx(expected, abs=EXACT)
-        compared += known
-    return compared
-
+from rllib_gigpo.vision.sight import Sight
+from tests.vision_checks import ask, check, check_adapter, loaded, prompts_of
+from tests.vision_models import FAMILIES, build_folder, make_model, picture, prompt_of
 
 # The transformers engine -------------------------------------------------------------------------
 
@@ -206,108 +139,8 @@ def test_a_prompt_may_not_end_in_a_picture(qwen: Path):
         ask(engine, [cut])
 
 
-# vLLM --------------------------------------------------------------------------------------------
-
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-    reason="vLLM is not installed",
-)
-
-
-def check_adapter(engine: Engine, folder: Path, prompts: list[Encoded], sight: Sight) -> None:
-    """An adapter of the language model, as the learner has it."""
-    pytest.importorskip("peft")
-    model = load_causal_lm(str(folder))
-    add_adapter(model, LoRASettings(rank=4, alpha=8.0), seed=0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.manual_seed(0)
-            parameter.data = 0.1 * torch.randn_like(parameter)
-    tensors, config = adapter_weights(model)
-    engine.load_adapter("default_policy", tensors, config, 1)
-    assert engine.checksums() == checksums(tensors)
-    plain = load_causal_lm(str(folder))
-    gaps = []
-    for prompt, answer in zip(prompts, ask(engine, prompts), strict=True):
-        (batch,) = pack([prompt.ids], [answer.token_ids], 1, [prompt.images])
-        with torch.no_grad():
-            found = response_logps(model, batch, sight=sight).logps[0].numpy()
-            without = response_logps(plain, batch, sight=sight).logps[0].numpy()
-        assert answer.logps == pytest.approx(found, abs=EXACT)
-        gaps.append(np.abs(without - found).max())
-    assert min(gaps) > 1e-3
-
-
 @pytest.mark.parametrize("family", ["qwen2_vl", "smolvlm"])
 def test_adapters_of_the_language_model_are_served(family: str, tmp_path: Path):
     tokenizer, sight, _ = loaded(build_folder(tmp_path, family))
     engine = TransformersEngine({"default_policy": str(tmp_path)})
     check_adapter(engine, tmp_path, prompts_of(tokenizer, sight), sight)
-
-
-def check_vllm(family: str, folder: Path) -> None:
-    """Answers before and after syncs: of an adapter, and of everything, the vision tower too."""
-    from rllib_gigpo.engines.vllm.engine import VLLMEngine
-    from rllib_gigpo.engines.vllm.settings import VLLMSettings
-
-    tokenizer, sight, model = loaded(build_folder(folder, family))
-    settings = VLLMSettings(
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=8,
-        kv_cache_memory_bytes=1 << 20,
-        enable_lora=True,
-        max_lora_rank=8,
-    )
-    engine = VLLMEngine({"default_policy": str(folder)}, settings)
-    try:
-        prompts = prompts_of(tokenizer, sight)
-        assert check(model, sight, prompts, ask(engine, prompts)) >= 15
-        check_adapter(engine, folder, prompts, sight)
-        changed = make_model(model.config, seed=1)
-        engine.load_weights("default_policy", dict(changed.named_parameters()), 1)
-        assert check(changed, sight, prompts, ask(engine, prompts)) >= 15
-    finally:
-        engine.close()
-
-
-@pytest.mark.vllm
-@needs_vllm
-def test_vllm_refuses_a_family_that_it_computes_otherwise(tmp_path: Path):
-    from rllib_gigpo.engines.vllm.engine import VLLMEngine
-
-    folder = build_folder(tmp_path, "qwen3_vl")
-    with pytest.raises(EngineError, match=r"qwen3_vl with other log-probabilities.*transformers"):
-        VLLMEngine({"default_policy": str(folder)})
-
-
-@pytest.mark.vllm
-@needs_vllm
-def test_vllm_and_plain_pass_agree_without_torchvision(tmp_path: Path):
-    check_vllm("idefics3", tmp_path)
-
-
-@pytest.mark.vllm
-@needs_vllm
-def test_vllm_and_plain_pass_agree_in_qwen(tmp_path: Path):
-    """vLLM's Qwen-VL modules import torchvision, which CI puts into a folder of its own."""
-    torchvision = Path(sys.prefix) / "torchvision"
-    if not torchvision.is_dir():
-        if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") == "1":
-            pytest.fail(f"RLLIB_GIGPO_REQUIRE_VLLM=1, but there is no {torchvision}")
-        pytest.skip(f"no {torchvision}: pip install --no-deps --target it torchvision==0.28.0")
-    schemas = _ROOT / "tests" / "torchvision_schemas"
-    code = (
-        "import sys; from pathlib import Path; "
-        "from tests.contract.test_vision_engines import check_vllm; "
-        "check_vllm('qwen2_vl', Path(sys.argv[1]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (schemas, torchvision, _ROOT)))},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import pickle
 
-import gymnasium
 import numpy as np
 import pytest
 
 from envs.gym_cards.number_line import NumberLine
-from envs.spaces import TextSpace
-from rllib_gigpo.agent import AgentProfile, ChatTemplate, LastSteps, TagParser
+from rllib_gigpo.agent import AgentProfile, ChatTemplate
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines.base import Sampling
 from rllib_gigpo.games import Game
@@ -25,66 +23,16 @@ from rllib_gigpo.state_keys import perceptual_key
 from rllib_gigpo.stepping import Stepper, StepSettings
 from rllib_gigpo.vision.sight import load_sight
 from tests.fakes import ScriptedEngine
+from tests.picture_envs import PROFILE, Lamp, play
 from tests.vision_models import build_folder
 
 SIZE = 16 * 16 * 3
-
-
-class Lamp(gymnasium.Env):
-    """A lamp that grows brighter with every step; three steps, then it is over.
-
-    Args:
-        with_text: Show a text beside the picture.
-    """
-
-    def __init__(self, with_text: bool = False):
-        self.with_text = with_text
-        self.action_space = TextSpace(["left"])
-        self._buffer = np.zeros((16, 16, 3), dtype=np.uint8)
-
-    def _seen(self):
-        self._buffer[:] = 60 * self.light  # the same array at every step
-        return {"text": "a red box", "image": self._buffer} if self.with_text else self._buffer
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.light = 0
-        return self._seen(), {"task": "where is the box"}
-
-    def step(self, action):
-        self.light += 1
-        return self._seen(), 1.0, self.light == 3, False, {"task": "where is the box"}
-
-
-PROFILE = AgentProfile(
-    prompt=ChatTemplate(user="now {observation}", user_with_history="{history} now {observation}"),
-    memory=LastSteps(1),
-    parser=TagParser(fallback_chars=0),
-)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = str(build_folder(tmp_path_factory.mktemp("qwen"), "qwen2_vl"))
     return load_tokenizer(folder), load_sight(folder)
-
-
-def play(model, *, profile=PROFILE, groups=1, size=2, **env):
-    tokenizer, sight = model
-    engine = ScriptedEngine(tokenizer, lambda request: "<action> left </action>")
-    rollout = asyncio.run(
-        play_groups(
-            [GroupTask(group, env_seed=0, size=size) for group in range(groups)],
-            engine=engine,  # pyright: ignore[reportArgumentType]
-            profile=profile,
-            encoder=PromptEncoder(tokenizer, profile, 200, sight=sight),
-            acquire=lambda: Game(Lamp(**env), "lamp"),
-            release=lambda game: None,
-            stepper=Stepper(StepSettings()),
-            settings=RolloutSettings(Sampling(max_tokens=8), seed=0),
-        )
-    )
-    return rollout.episodes, engine.requests
 
 
 def lights(images) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,16 +14,17 @@ import numpy as np
 import torch
 
 from rllib_gigpo.engines.adapters import check_adapter
-from rllib_gigpo.engines.base import Completion, EngineError, FinishReason, Request
+from rllib_gigpo.engines.base import Completion, EngineError, Request
 from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.vllm.adapter import adapter_request
-from rllib_gigpo.engines.vllm.pictures import prompt_with_pictures
+from rllib_gigpo.engines.vllm.pictures import check_positions, prompt_with_pictures
 from rllib_gigpo.engines.vllm.process import (
     EngineDiedError,
     EngineThread,
     import_vllm,
     process_kept,
 )
+from rllib_gigpo.engines.vllm.requests import Ticket, check_request, sampling_params
 from rllib_gigpo.engines.vllm.sampler import install
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.engines.vllm.weights import (
@@ -43,10 +43,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.llm_engine import LLMEngine
 
-_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
-_MIN_TEMPERATURE = 0.01  # vLLM silently raises smaller ones to this
 _SETTLING_STEPS = 8
-_UNFAITHFUL = frozenset({"qwen3_vl"})
 
 
 @dataclass
@@ -71,50 +68,6 @@ class _Adapter:
     scale: float
 
 
-class _Ticket:
-    """Carries one response from the engine thread to the coroutine that waits for it."""
-
-    def __init__(self, request: Request):
-        self.request = request
-        self.internal_id: str | None = None
-        self.version = 0
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Completion] = self._loop.create_future()
-
-    def put(self, output: Any) -> None:
-        """Take vLLM's final output; vLLM calls this."""
-        result = output.outputs[0]
-        reason = _FINISH_REASONS.get(result.finish_reason)
-        if reason is None:
-            self.fail(
-                EngineError(
-                    f"request {self.request.request_id!r} failed inside vLLM: finish reason "
-                    f"{result.finish_reason!r}"
-                )
-            )
-            return
-        logps = np.asarray(result.logprobs.logprobs, dtype=np.float32)
-        completion = Completion(
-            token_ids=np.asarray(result.token_ids, dtype=np.int32),
-            logps=logps,
-            finish_reason=reason,
-            weight_version=self.version,
-        )
-        self._resolve(partial(self.future.set_result, completion))
-
-    def fail(self, error: Exception) -> None:
-        """Raise `error` in the waiting coroutine."""
-        self._resolve(partial(self.future.set_exception, error))
-
-    def _resolve(self, deliver: Any) -> None:
-        def deliver_if_awaited() -> None:
-            if not self.future.done():
-                deliver()
-
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            self._loop.call_soon_threadsafe(deliver_if_awaited)
-
-
 class VLLMEngine:
     """vLLM as an `Engine`, stepped by one thread of this process.
 
@@ -129,15 +82,15 @@ class VLLMEngine:
 
     Raises:
         ImportError: vLLM is not installed.
-        EngineError: This process already runs a vLLM engine, or vLLM computes a model otherwise
-            than the learner.
+        EngineError: This process already runs a vLLM engine, or vLLM would compute a model
+            otherwise than the learner.
     """
 
     def __init__(
         self, models: Mapping[str, str | Path], settings: VLLMSettings | None = None
     ) -> None:
         self.settings = settings or VLLMSettings()
-        self._tickets: dict[str, _Ticket] = {}
+        self._tickets: dict[str, Ticket] = {}
         self._policies: dict[str, _Policy] = {}
         self._sleeping = False
         self._thread = EngineThread(self._fail_all)
@@ -155,8 +108,18 @@ class VLLMEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Continue one prompt; see `Engine.generate`."""
-        self._check(request)
-        ticket = _Ticket(request)
+        policy = self._policy(request.policy_id)
+        if request.request_id in self._tickets:
+            raise EngineError(f"request id {request.request_id!r} is running already")
+        if self._sleeping:
+            raise EngineError("the engine sleeps: call wake() before generate()")
+        check_request(
+            request,
+            max_model_len=self.max_model_len,
+            vocab_size=policy.vocab_size,
+            sees=policy.sight is not None,
+        )
+        ticket = Ticket(request)
         self._tickets[request.request_id] = ticket
         self._thread.post(partial(self._add, ticket))
         try:
@@ -271,42 +234,6 @@ class VLLMEngine:
             )
         return policy
 
-    def _check(self, request: Request) -> None:
-        """Refuse what vLLM would refuse later or less clearly."""
-        policy, ids, sampling = (
-            self._policy(request.policy_id),
-            np.asarray(request.prompt_ids),
-            request.sampling,
-        )
-        if request.request_id in self._tickets:
-            raise EngineError(f"request id {request.request_id!r} is running already")
-        if self._sleeping:
-            raise EngineError("the engine sleeps: call wake() before generate()")
-        if len(ids) == 0:
-            raise EngineError("the prompt is empty: send at least one token id")
-        if len(ids) >= self.max_model_len:
-            raise EngineError(
-                f"the prompt has {len(ids)} tokens and leaves no room for a response within "
-                f"max_model_len={self.max_model_len}: shorten the prompt or raise max_model_len"
-            )
-        if request.images and policy.sight is None:
-            raise EngineError(
-                f"the prompt shows {len(request.images)} picture(s), and the model reads text alone"
-            )
-        outside = ids[(ids < 0) | (ids >= policy.vocab_size)]
-        if len(outside):
-            raise EngineError(
-                f"token id {int(outside[0])} is outside the vocabulary of {policy.vocab_size} "
-                "tokens: encode the prompt with this policy's own tokenizer"
-            )
-        if sampling.max_tokens < 1:
-            raise EngineError(f"max_tokens is {sampling.max_tokens}: expected at least 1")
-        if 0 < sampling.temperature < _MIN_TEMPERATURE:
-            raise EngineError(
-                f"temperature {sampling.temperature} is too small for vLLM: use 0 (greedy) or at "
-                f"least {_MIN_TEMPERATURE}"
-            )
-
     # Everything below runs on the engine thread.
 
     def _start(self, models: Mapping[str, str | Path]) -> None:
@@ -317,7 +244,7 @@ class VLLMEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         for policy_id, model in models.items():
-            _refuse_unfaithful(str(model))
+            check_positions(str(model))
             shapes, optional = parameter_shapes(str(model))
             args = self.settings.engine_args(str(model), on_cpu=current_platform.is_cpu())
             with process_kept():
@@ -329,7 +256,7 @@ class VLLMEngine:
                 llm, shapes, optional, llm.model_config.get_vocab_size(), load_sight(str(model))
             )
 
-    def _add(self, ticket: _Ticket) -> None:
+    def _add(self, ticket: Ticket) -> None:
         if self._thread.error is not None:
             ticket.fail(self._thread.error)
             return
@@ -342,7 +269,7 @@ class VLLMEngine:
             ticket.internal_id = policy.llm.add_request(
                 request.request_id,
                 self._prompt(policy, request),
-                _sampling_params(request),
+                sampling_params(request),
                 lora_request=policy.adapter.request if policy.adapter else None,
             )
         except (VLLMClientError, ValueError) as error:
@@ -359,7 +286,7 @@ class VLLMEngine:
             return prompt_with_pictures(request, policy.sight)
         return tokens_input(np.asarray(request.prompt_ids).tolist())
 
-    def _abort(self, ticket: _Ticket) -> None:
+    def _abort(self, ticket: Ticket) -> None:
         if ticket.internal_id is not None and self._thread.error is None:
             llm = self._policies[ticket.request.policy_id].llm
             llm.abort_request([ticket.internal_id], internal=True)
@@ -463,41 +390,3 @@ class VLLMEngine:
     def _fail_all(self, error: Exception) -> None:
         for ticket in list(self._tickets.values()):
             ticket.fail(error)
-
-
-def _refuse_unfaithful(model: str) -> None:
-    """Refuse a model whose log-probabilities in vLLM are known not to be the learner's.
-
-    The probe after a weight sync asks for text alone and would not find it.
-    """
-    from transformers import AutoConfig
-
-    model_type = AutoConfig.from_pretrained(model).model_type
-    if model_type in _UNFAITHFUL:
-        raise EngineError(
-            f"vLLM answers prompts with pictures to a {model_type} with other log-probabilities "
-            "than the learner's: serve it with engine='transformers', or take a qwen2_5_vl"
-        )
-
-
-def _sampling_params(request: Request) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    sampling = request.sampling
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_tokens=sampling.max_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
-        seed=request.seed,
-        logprobs=0,
-        flat_logprobs=True,
-        ignore_eos=True,
-        detokenize=bool(sampling.stop),
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )

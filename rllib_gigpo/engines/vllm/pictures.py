@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rllib_gigpo.engines.base import Request
+from rllib_gigpo.engines.base import EngineError, Request
 
 if TYPE_CHECKING:
     from rllib_gigpo.vision.families import Tensors
