@@ -61,6 +61,7 @@ FIELDS = {
     "truncated": "bool_",
     "won": "bool_",
     "last_observation": "string",
+    "last_picture": "string",
 }
 # Only in Parquet, where lists of numbers are small.
 TOKEN_FIELDS = ("prompt_ids", "response_ids")
@@ -184,6 +185,9 @@ def _played(
     extras, info = single.extra_model_outputs, single.infos[step]
     is_last = step == len(single) - 1
     text, picture = shown_state(info["observation"], pictures)
+    last = (None, None)
+    if is_last:
+        last = shown_state(single.infos[step + 1]["observation"], pictures)
     return {
         **seat.facts,
         "step": step,
@@ -204,7 +208,8 @@ def _played(
         "reward": float(columns["reward"][place]),
         "terminated": seat.facts["terminated"] and is_last,
         "truncated": seat.facts["truncated"] and is_last,
-        "last_observation": _last_text(single.infos[step + 1]) if is_last else None,
+        "last_observation": last[0],
+        "last_picture": last[1],
     }
 
 
@@ -232,10 +237,6 @@ def _turns(episode: Episode, agent: str) -> list[int]:
 
 def _items(buffer: Any) -> Iterator[Any]:
     return iter(getattr(buffer, "data", buffer))
-
-
-def _last_text(info: Mapping[str, Any]) -> str | None:
-    return shown_state(info["observation"])[0]
 
 
 def _text(value: Any) -> str | None:

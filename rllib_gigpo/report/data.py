@@ -109,7 +109,7 @@ def _pictures(folder: RunFolder, rows: Iterable[Mapping[str, Any]]) -> dict[str,
     named = {
         name
         for row in rows
-        for field in ("picture", "prompt_pictures")
+        for field in ("picture", "prompt_pictures", "last_picture")
         for name in str(row.get(field) or "").split()
     }
     found = {}

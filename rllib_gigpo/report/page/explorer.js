@@ -177,6 +177,7 @@ class Explorer {
       },
     },
     element("span", { class: "small muted" }, `${state.rows.length} step${state.rows.length > 1 ? "s" : ""}, mean return ${readable(mean(state.rows.map((row) => row.step_return)))}`),
+    state.rows[0].picture ? image(state.rows[0].picture, this.rows.pictures, "thumb") : "",
     element("span", { class: "state" }, stateText(state.rows[0])))));
     return element("div", { class: "card" },
       element("h3", {}, "Anchor states"),
@@ -233,13 +234,22 @@ class Explorer {
           ...promptPictures(row).map((name) => image(name, this.rows.pictures)),
           element("div", {}, element("h3", {}, "Prompt"), element("pre", { tabindex: "0", class: "prompt" }, row.prompt || "")),
           element("div", {}, element("h3", {}, "Response"), element("pre", { tabindex: "0", class: "response" }, row.response || "")),
-          row.last_observation !== null ? element("div", {}, element("h3", {}, "What the environment answered last"), element("pre", { tabindex: "0" }, row.last_observation)) : "")));
+          this.ending(row))));
     made.addEventListener("keydown", (event) => {
       if (event.target.tagName === "PRE") return;
       if (event.key === "ArrowLeft") { event.preventDefault(); move(at - 1); }
       if (event.key === "ArrowRight") { event.preventDefault(); move(at + 1); }
     });
     return made;
+  }
+
+  // What the environment answered last: text, a picture, or both.
+  ending(row) {
+    const parts = [
+      row.last_picture ? image(row.last_picture, this.rows.pictures) : null,
+      typeof row.last_observation === "string" ? element("pre", { tabindex: "0" }, row.last_observation) : null,
+    ].filter(Boolean);
+    return parts.length ? element("div", { class: "stack ending" }, element("h3", {}, "What the environment answered last"), ...parts) : "";
   }
 }
 
@@ -252,12 +262,12 @@ function promptPictures(row) {
   return row.prompt_pictures ? row.prompt_pictures.split(" ") : row.picture ? [row.picture] : [];
 }
 
-function image(name, pictures) {
+function image(name, pictures, kind = "seen") {
   const content = pictures[name];
   if (typeof content !== "string" || !/^[A-Za-z0-9+/=]*$/.test(content)) {
     return element("p", { class: "small muted" }, `picture ${name} is not in the run folder`);
   }
-  return element("img", { class: "seen", alt: "What the environment showed", src: "data:image/png;base64," + content });
+  return element("img", { class: kind, alt: "What the environment showed", src: "data:image/png;base64," + content });
 }
 
 function seen(row, pictures) {
