@@ -135,8 +135,9 @@ def check_rllib(config: GiGPOConfig) -> Iterator[Callable[[], Any]]:
         yield partial(check_range, name, getattr(config, name), 0.0)
     for name in _RESOURCES:
         yield partial(check_resource, name, getattr(config, name))
-    if config.num_cpus_per_learner != "auto":
-        yield partial(check_resource, "num_cpus_per_learner", config.num_cpus_per_learner)
+    cpus = config.num_cpus_per_learner
+    if not (isinstance(cpus, str) and cpus == "auto"):
+        yield partial(check_resource, "num_cpus_per_learner", cpus)
     for name in _SWITCHES:
         yield partial(check_choice, name, getattr(config, name), (True, False))
     for name in _MAPPINGS:

@@ -57,6 +57,11 @@ def check_teams(config: GiGPOConfig) -> None:
             )
     to_train = config.policies_to_train
     if isinstance(to_train, list | tuple | set):
+        if not to_train:
+            raise ValueError(
+                f"policies_to_train={to_train!r}: nothing would be trained; name one of "
+                f"{', '.join(config.module_ids)}, or set None for all"
+            )
         strangers = sorted(set(map(str, to_train)) - set(config.module_ids))
         if strangers:
             raise ValueError(

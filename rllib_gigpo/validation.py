@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -138,6 +139,15 @@ def check_settings(config: GiGPOConfig) -> None:
         ValueError: The first fault found.
     """
     for fault in setting_faults(config):
+# What `VLLMSettings` calls otherwise than the config.
+_VLLM_NAMES = {
+    "enable_sleep_mode": "engine_sleep",
+    "num_gpus": "engine_num_gpus",
+    "num_cpus": "engine_num_cpus",
+}
+_VLLM_NAME = re.compile(rf"\b(?:{'|'.join(_VLLM_NAMES)})\b")
+
+
         raise ValueError(fault)
 
 
@@ -304,8 +314,9 @@ def _check_engine(config: GiGPOConfig) -> Iterator[str]:
         return
     try:
         _ = config.vllm_settings
-    except TypeError as error:
-        yield (f"engine_options={config.engine_options!r}: {error}")
+    except (TypeError, ValueError) as error:
+        fault = _VLLM_NAME.sub(lambda found: _VLLM_NAMES[found.group()], str(error))
+        yield f"engine_options={config.engine_options!r}: {fault}"
 
 
 def _check_sharding(config: GiGPOConfig) -> Iterator[str]:
