@@ -132,13 +132,6 @@ _NUMBER_OR_NONE = {
 }
 
 
-def check_settings(config: GiGPOConfig) -> None:
-    """Check every setting of GiGPO.
-
-    Raises:
-        ValueError: The first fault found.
-    """
-    for fault in setting_faults(config):
 # What `VLLMSettings` calls otherwise than the config.
 _VLLM_NAMES = {
     "enable_sleep_mode": "engine_sleep",
@@ -148,6 +141,13 @@ _VLLM_NAMES = {
 _VLLM_NAME = re.compile(rf"\b(?:{'|'.join(_VLLM_NAMES)})\b")
 
 
+def check_settings(config: GiGPOConfig) -> None:
+    """Check every setting of GiGPO.
+
+    Raises:
+        ValueError: The first fault found.
+    """
+    for fault in setting_faults(config):
         raise ValueError(fault)
 
 
