@@ -208,6 +208,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "on_long_prompt": ["error", "end_episode", "shorten_observation"],
     "max_episode_steps": [None, 1, 4],
     # engines
+    "engine": ["transformers", "vllm"],
     "num_engines": [1, 2],
     "engine_num_gpus": [0.0, 0.5, 1.5],
     "engine_num_cpus": [1.0, 0.0, 1.5],
@@ -248,6 +249,16 @@ SENSIBLE: dict[str, list[Any]] = {
         {"default_policy": {"num_groups": 3}},
         {"nobody": {"lr": 0.1}},
     ],
+    # watchdog and faults
+    "watch": [True, False],
+    "watch_signals": [(), ("repetition",), ["kl", "length"], ["mood"]],
+    "watch_patience": [1, 3],
+    "on_collapse": ["warn", "stop", "rollback", "log"],
+    "best_every": [1, 5],
+    "max_rollbacks": [0, 1],
+    "rollback_lr_factor": [0.5, 1.0],
+    "max_skipped_steps": [1, 10],
+    "heartbeat_timeout_s": [None, 60.0],
     # RLlib's own
     "num_env_runners": [0],
     "num_learners": [0],
@@ -274,6 +285,8 @@ SPOKEN = {
     "framework_str": ("framework",),
     "train_batch_size": ("train_batch_size",),
     "lora": ("lora", "LoRA"),
+    "watch_signals": ("watchdog(signals",),
+    "engine_options": ("engine_options", "of the vLLM engines"),
     "algorithm_config_overrides_per_module": ("overrides_per_module", "default_policy"),
     "evaluation_config": ("evaluation_config", "no setting"),
     "max_prompt_tokens": ("max_prompt_tokens", "max_model_len"),
