@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from rllib_gigpo.anchor_study import (
     study,
     verdict,
 )
-from rllib_gigpo.commands import add_env_arguments, env_of, program
+from rllib_gigpo.commands import env_of
 from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.env_checks import CHECKS
 from rllib_gigpo.grouping import AnchorRule
@@ -35,13 +34,14 @@ from rllib_gigpo.scripted import Policy, ScriptedEpisode, expert, half_expert, r
 from rllib_gigpo.tables import format_table
 from rllib_gigpo.vision.sight import load_sight
 from rllib_gigpo.vocabulary import collect_words
+from rllib_gigpo_cli.parsers import check_env_parser
 
 Groups = list[list[ScriptedEpisode]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check what the command line names and return the exit status."""
-    parser = _parser()
+    parser = check_env_parser()
     args = parser.parse_args(arguments)
     spec, profile = env_of(parser, args)
     rows, is_kept = contract_rows(spec)
@@ -174,30 +174,6 @@ def _model_spec(spec: LLMEnvSpec, profile: AgentProfile, model: str) -> ModelSpe
     if model not in FROM_SCRATCH:
         return ModelSpec(model)
     return ModelSpec(model, words=collect_words(spec.make(), profile))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("check-env"),
-        description="Check an environment: its contract, its episodes, its prompts, its anchors.",
-    )
-    defaults: Any = AnchorRule()
-    add_env_arguments(parser)
-    parser.add_argument("--episodes", type=int, default=64, help="per policy, %(default)s")
-    parser.add_argument("--group-size", type=int, default=8, help="episodes per start, %(default)s")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--gamma", type=float, default=0.95)
-    parser.add_argument("--anchor", choices=("exact", "similarity"), default=defaults.kind)
-    parser.add_argument("--similarity-threshold", type=float, default=defaults.threshold)
-    parser.add_argument(
-        "--similarity-measure",
-        choices=("rapidfuzz", "difflib_reference"),
-        default=defaults.measure,
-    )
-    parser.add_argument(
-        "--model", default="tiny", help="whose tokenizer counts; any name of llm(model=...)"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,37 +1,15 @@
-"""What the command-line tools share: which environment, and which agent plays it."""
+"""What the commands share: which environment, and which agent plays it."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec, load_object
-
-
-def program(name: str) -> str:
-    """Return how a command was called: as one of `rllib-gigpo`, or as a module."""
-    if Path(sys.argv[0]).name == "rllib-gigpo":
-        return f"rllib-gigpo {name}"
-    return f"python -m rllib_gigpo.{name.replace('-', '_')}"
-
-
-def add_env_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the environment's name, its arguments and its agent profile."""
-    parser.add_argument("env", help="name of an environment, gymnasium id, or module:Class")
-    parser.add_argument(
-        "--env-config", default="{}", metavar="JSON", help="constructor arguments, %(default)s"
-    )
-    parser.add_argument(
-        "--profile",
-        default=None,
-        metavar="MODULE:NAME",
-        help="agent profile, or a function that makes it; by default the environment's own",
-    )
 
 
 def env_of(
@@ -50,20 +28,22 @@ def env_of(
 
 
 def open_env(
-    name: str, env_config: str, profile: str | None
+    name: str, env_config: str | Mapping[str, Any], profile: str | None
 ) -> tuple[LLMEnvSpec, AgentProfile, dict[str, Any]]:
     """Return an environment by name, with its settings, the agent profile, and the settings.
 
     Args:
         name: Of the environment; it is built once, so that what is wrong shows now.
-        env_config: Its settings as JSON.
+        env_config: Its settings, as JSON where a text.
         profile: `module:name` of the agent profile, or None for the environment's own.
 
     Raises:
         ValueError: There is no such environment or profile, or the settings are no JSON object.
         TypeError: The environment does not take the settings.
     """
-    spec, settings = get_env_spec(name), _json_object(env_config)
+    spec = get_env_spec(name)
+    is_text = isinstance(env_config, str)
+    settings = json_object(env_config, "--env-config") if is_text else dict(env_config)
     spec = replace(spec, defaults={**spec.defaults, **settings})
     spec.make().close()
     return spec, spec.profile() if profile is None else load_profile(profile), settings
@@ -86,11 +66,16 @@ def load_profile(path: str) -> AgentProfile:
     return profile
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str, option: str, what: str = "constructor arguments") -> dict[str, Any]:
+    """Return the JSON object that an option was given.
+
+    Raises:
+        ValueError: It is something else; the option is named.
+    """
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--env-config {text!r} is not JSON ({error})") from error
+        raise ValueError(f"{option} {text!r} is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"--env-config {text!r}: expected a JSON object of constructor arguments")
+        raise ValueError(f"{option} {text!r}: expected a JSON object of {what}")
     return found

@@ -8,7 +8,6 @@ export only checkpoints that you trust. Ray is not started, and no environment i
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 from functools import partial
@@ -27,7 +26,7 @@ from ray.rllib.core import (
 from safetensors.torch import save_file
 
 from rllib_gigpo import __version__
-from rllib_gigpo.commands import program
+from rllib_gigpo.checkpoints import Place, check_part, whole_folder
 from rllib_gigpo.models import (
     ModelSpec,
     load_generation_config,
@@ -36,6 +35,7 @@ from rllib_gigpo.models import (
     without_progress_bars,
 )
 from rllib_gigpo.module import CausalLMModule
+from rllib_gigpo_cli.parsers import export_parser
 
 if TYPE_CHECKING:
     from rllib_gigpo.gigpo import GiGPO
@@ -82,6 +82,7 @@ def export(
     Raises:
         ValueError: A folder that is no checkpoint, an unknown policy, kind or dtype, a kind that
             this run did not train, or an output folder that holds files.
+        CheckpointError: A file of the checkpoint is not what was written.
     """
     output = Path(output)
     _check(output, kind, dtype)
@@ -91,18 +92,17 @@ def export(
         trained = _from_algorithm(source, module_id)
     module = _rebuild(trained, base)
     _check_kind(kind, module, module_id)
-    output.mkdir(parents=True, exist_ok=True)
     path = materialize(module.model_config["spec"])
-    if kind == "adapter":
-        _save_adapter(module, output, getattr(torch, dtype))
-    else:
-        _save_model(module, path, output, getattr(torch, dtype))
-    transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False).save_pretrained(
-        output
-    )
-    if module.sight is not None:
-        module.sight.processor.save_pretrained(output)
-    (output / "README.md").write_text(_model_card(module, kind, dtype), encoding="utf-8")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    with whole_folder(output) as folder:
+        if kind == "adapter":
+            _save_adapter(module, folder, getattr(torch, dtype))
+        else:
+            _save_model(module, path, folder, getattr(torch, dtype))
+        tokenizer.save_pretrained(folder)
+        if module.sight is not None:
+            module.sight.processor.save_pretrained(folder)
+        (folder / "README.md").write_text(_model_card(module, kind, dtype), encoding="utf-8")
     return output
 
 
@@ -128,17 +128,27 @@ def _check_kind(kind: Kind, module: CausalLMModule, module_id: str) -> None:
         )
 
 
-def _from_checkpoint(checkpoint: str | Path, module_id: str) -> _Trained:
+def module_ids(checkpoint: str | Path) -> list[str]:
+    """Return the names of the policies in a checkpoint.
+
+    Raises:
+        ValueError: It is no checkpoint.
+    """
     modules = Path(checkpoint) / _MODULES
     if not modules.is_dir():
         raise ValueError(
             f"{str(checkpoint)!r} is no checkpoint of GiGPO (it has no folder {_MODULES}): name "
             "the folder that algorithm.save_to_path(...) returned, or a Tune trial's checkpoint"
         )
-    folder = modules / module_id
-    if not folder.is_dir():
-        known = sorted(path.name for path in modules.iterdir() if path.is_dir())
+    return sorted(path.name for path in modules.iterdir() if path.is_dir())
+
+
+def _from_checkpoint(checkpoint: str | Path, module_id: str) -> _Trained:
+    known = module_ids(checkpoint)
+    if module_id not in known:
         raise ValueError(f"unknown module_id {module_id!r}: this checkpoint holds {known}")
+    folder = Path(checkpoint) / _MODULES / module_id
+    check_part(Place.of(folder))
     with (folder / CausalLMModule.CLASS_AND_CTOR_ARGS_FILE_NAME).open("rb") as file:
         built_by = pickle.load(file)
     return _Trained(built_by["class"], built_by["ctor_args_and_kwargs"][1], folder)
@@ -234,17 +244,7 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 
 def main(arguments: list[str] | None = None) -> None:
     """Export a checkpoint from the command line."""
-    parser = argparse.ArgumentParser(
-        prog=program("export"),
-        description="Write a trained policy as a Hugging Face folder. Checkpoints are pickles: "
-        "export only those that you trust.",
-    )
-    parser.add_argument("checkpoint", help="folder of an RLlib checkpoint")
-    parser.add_argument("output", help="folder to write, new or empty")
-    parser.add_argument("--kind", choices=get_args(Kind), default="full")
-    parser.add_argument("--module-id", default=DEFAULT_MODULE_ID)
-    parser.add_argument("--dtype", choices=get_args(Dtype), default="float32")
-    parser.add_argument("--base", help="folder or id of the base model, where it has moved")
+    parser = export_parser()
     args = parser.parse_args(arguments)
     logging.getLogger("ray").setLevel(logging.ERROR)  # RLlib warns of its own deprecations
     try:

@@ -1,6 +1,6 @@
 """The quickstart: GiGPO teaches a from-scratch language model to play KeyDoor on a laptop.
 
-    python -m rllib_gigpo.quickstart [--algo gigpo|grpo|...] [--seed 0] [--output runs/quickstart]
+    rllib-gigpo quickstart [--algo gigpo|grpo|...] [--seed 0] [--output runs/quickstart]
 
 A supervised warm start on random legal actions teaches the response format; everything else is
 learned by reinforcement. Writes `summary.json`, `learning_curve.png` and a checkpoint.
@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rllib_gigpo.presets import PRESETS
+from rllib_gigpo.presets import get_preset
+from rllib_gigpo_cli.parsers import quickstart_parser
 
 _STARTED = time.perf_counter()
 
@@ -26,7 +27,12 @@ _EPISODES = 128
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Run the quickstart and return its summary."""
-    args = _parse(arguments)
+    parser = quickstart_parser()
+    args = parser.parse_args(arguments)
+    try:
+        label = get_preset(args.algo).label
+    except ValueError as error:
+        parser.error(f"--algo: {error}")
     print("starting Ray, RLlib and PyTorch ...", flush=True)
     import ray
     import torch
@@ -63,7 +69,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         seconds_training = time.perf_counter() - training_start
         after = _success(algorithm)
         checkpoint = algorithm.save_to_path(str(output / "checkpoint"))
-        picture = _plot(curve, args.algo, before, after, output / "learning_curve.png")
+        picture = _plot(curve, label, before, after, output / "learning_curve.png")
         algorithm.stop()
     finally:
         ray.shutdown()
@@ -87,20 +93,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     return summary
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    from rllib_gigpo.commands import program
-
-    parser = argparse.ArgumentParser(
-        prog=program("quickstart"),
-        description="GiGPO teaches a from-scratch language model to play KeyDoor.",
-    )
-    parser.add_argument("--algo", choices=PRESETS, default="gigpo", help="a preset")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--iterations", type=int, default=30)
-    parser.add_argument("--output", default="runs/quickstart")
-    return parser.parse_args(arguments)
-
-
 def _config(args: argparse.Namespace) -> Any:
     from rllib_gigpo import GiGPOConfig
 
@@ -115,7 +107,7 @@ def _config(args: argparse.Namespace) -> Any:
             adam_betas=(0.9, 0.99),
             weight_decay=0.0,
             kl_coeff=0.0,
-            num_minibatches=10,
+            num_minibatches=20,
             invalid_action_penalty=0.0,
             old_logp="engine",
         )
@@ -165,7 +157,7 @@ def _point(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _plot(
-    curve: list[dict[str, float]], algo: str, before: float, after: float, path: Path
+    curve: list[dict[str, float]], label: str, before: float, after: float, path: Path
 ) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -182,7 +174,7 @@ def _plot(
         xlabel="environment steps",
         ylabel="success (%)",
         ylim=(-3, 103),
-        title=f"{PRESETS[algo].label} on {_ENV}",
+        title=f"{label} on {_ENV}",
     )
     axes.grid(alpha=0.3)
     axes.legend()

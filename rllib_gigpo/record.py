@@ -8,7 +8,6 @@ alone. `python -m rllib_gigpo.sft` trains a model on the file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +17,13 @@ from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.agent.prompt import Message
-from rllib_gigpo.commands import add_env_arguments, env_of, program
+from rllib_gigpo.commands import env_of
 from rllib_gigpo.games import Game
 from rllib_gigpo.registry import load_object
 from rllib_gigpo.scripted import Policy, ScriptedEpisode, Step, expert, play_episode, random_legal
 from rllib_gigpo.vision.files import picture_of_png, png_of_picture
 from rllib_gigpo.vision.pictures import Gallery, Picture, names_of_marks
+from rllib_gigpo_cli.parsers import record_parser
 
 _POLICIES: dict[str, Policy] = {"expert": expert, "random": random_legal}
 
@@ -163,10 +163,13 @@ def _parse(row: Any, gallery: dict[str, Picture]) -> Example:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record what the command line says."""
-    parser = _parser()
+    parser = record_parser()
     args = parser.parse_args(arguments)
     spec, profile = env_of(parser, args)
-    policy = _POLICIES.get(args.policy) or load_object(args.policy)
+    try:
+        policy = _POLICIES.get(args.policy) or load_object(args.policy)
+    except ValueError as error:
+        parser.error(f"--policy: {error}; or one of {sorted(_POLICIES)}")
     played: list[ScriptedEpisode] = []
 
     def keep(episode: ScriptedEpisode) -> bool:
@@ -185,24 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{args.policy} policy on {spec.name}: {len(played)} episodes{success}; {len(examples)} "
         f"steps in {output}"
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("record"),
-        description="Record episodes of an environment for a supervised warm start.",
-    )
-    add_env_arguments(parser)
-    parser.add_argument(
-        "--policy",
-        default="expert",
-        help="expert, random, or module:function of (env, observation, info, rng); %(default)s",
-    )
-    parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0, help="episode e resets with seed + e")
-    parser.add_argument("--only-won", action="store_true", help="leave episodes out that fail")
-    parser.add_argument("--output", required=True, help="JSON lines file to write")
-    return parser
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ The folder is then the model of the RL run: `GiGPOConfig().llm(model=folder)`.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rllib_gigpo.commands import program
 from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.models import (
     FROM_SCRATCH,
@@ -32,6 +30,7 @@ from rllib_gigpo.record import Example, load_examples
 from rllib_gigpo.sequences import MicroBatch, pack, response_logps
 from rllib_gigpo.vision.pictures import strip_marks
 from rllib_gigpo.vision.sight import Sight, load_sight
+from rllib_gigpo_cli.parsers import sft_parser
 
 
 @dataclass(frozen=True)
@@ -162,9 +161,15 @@ def _backward(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train on what the command line names."""
-    args = _parser().parse_args(arguments)
-    examples = [example for path in args.data for example in load_examples(path)]
+    parser = sft_parser()
+    args = parser.parse_args(arguments)
     is_tiny = args.model in FROM_SCRATCH
+    try:
+        examples = [example for path in args.data for example in load_examples(path)]
+        if not is_tiny:
+            materialize(ModelSpec(args.model))
+    except (OSError, ValueError, ImportError) as error:
+        parser.error(str(error))
     texts = [
         text
         for example in examples
@@ -198,31 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         on_step=show,
     )
     print(f"GiGPOConfig().llm(model={str(folder)!r})")
-
-
-def _parser() -> argparse.ArgumentParser:
-    defaults = WarmStart()
-    parser = argparse.ArgumentParser(
-        prog=program("sft"),
-        description="Train a model on recorded prompts and responses (see rllib_gigpo.record).",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="tiny (with the words of the data), smollm2-135m, id, folder",
-    )
-    parser.add_argument("--data", required=True, nargs="+", help="JSON lines files")
-    parser.add_argument("--output", required=True, help="folder to write")
-    parser.add_argument("--steps", type=int, default=defaults.steps, help="optimizer steps")
-    parser.add_argument("--batch-size", type=int, default=defaults.batch_size)
-    parser.add_argument("--lr", type=float, help="peak; by default 3e-3 for tiny, else 1e-5")
-    parser.add_argument("--warmup-steps", type=int, default=defaults.warmup_steps)
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--token-budget", type=int, default=defaults.token_budget)
-    parser.add_argument("--dtype", default=defaults.dtype, choices=("float32", "bfloat16"))
-    parser.add_argument("--max-prompt-tokens", type=int, default=2048)
-    return parser
 
 
 if __name__ == "__main__":

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
-from collections.abc import Callable, Iterator
+import importlib.metadata
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+
+from rllib_gigpo_cli import parsers
 
 app = typer.Typer(
     name="rllib-gigpo",
@@ -17,16 +22,46 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+Parser = Callable[[], argparse.ArgumentParser]
+
 # Commands with an argument parser of their own, which `python -m rllib_gigpo.NAME` uses as well.
-_MODULES = {
-    "quickstart": ("rllib_gigpo.quickstart", "Teach a tiny model to play KeyDoor in a minute."),
-    "check": ("rllib_gigpo.check.main", "Check a run on a CPU before it costs GPU hours."),
-    "check-env": ("rllib_gigpo.check_env", "Check an environment and its agent before training."),
-    "record": ("rllib_gigpo.record", "Record an expert's or random steps for a warm start."),
-    "sft": ("rllib_gigpo.sft", "Train a model on recorded steps."),
-    "compare": ("rllib_gigpo.compare.main", "Compare algorithms over seeds, with intervals."),
-    "evaluate": ("rllib_gigpo.evaluate.main", "Evaluate a model or a prompted agent on a panel."),
-    "export": ("rllib_gigpo.export", "Write a checkpoint as a Hugging Face folder."),
+_MODULES: dict[str, tuple[str, Parser, str]] = {
+    "quickstart": (
+        "rllib_gigpo.quickstart",
+        parsers.quickstart_parser,
+        "Teach a tiny model to play KeyDoor in a minute.",
+    ),
+    "check": (
+        "rllib_gigpo.check.main",
+        parsers.check_parser,
+        "Check a run on a CPU before it costs GPU hours.",
+    ),
+    "check-env": (
+        "rllib_gigpo.check_env",
+        parsers.check_env_parser,
+        "Check an environment and its agent before training.",
+    ),
+    "record": (
+        "rllib_gigpo.record",
+        parsers.record_parser,
+        "Record an expert's or random steps for a warm start.",
+    ),
+    "sft": ("rllib_gigpo.sft", parsers.sft_parser, "Train a model on recorded steps."),
+    "compare": (
+        "rllib_gigpo.compare.main",
+        parsers.compare_parser,
+        "Compare algorithms over seeds, with intervals.",
+    ),
+    "evaluate": (
+        "rllib_gigpo.evaluate.main",
+        parsers.evaluate_parser,
+        "Evaluate a model or a prompted agent on a panel.",
+    ),
+    "export": (
+        "rllib_gigpo.export",
+        parsers.export_parser,
+        "Write a checkpoint as a Hugging Face folder.",
+    ),
 }
 
 RunArgument = Annotated[str, typer.Argument(help="run folder, see recording(folder=...)")]
@@ -36,8 +71,14 @@ Profile = Annotated[
     typer.Option(metavar="MODULE:NAME", help="agent profile; default: the environment's"),
 ]
 Who = Annotated[str, typer.Option("--player", help="person, expert, random, or model")]
-Model = Annotated[str | None, typer.Option(help="model name, id or folder; implies --player model")]
-Temperature = Annotated[float, typer.Option(help="of the model; 0 is greedy")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="checkpoint, model name, id or folder; implies --player model"),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="of the model, 0 is greedy; default: the checkpoint's, else 0.4"),
+]
 PromptTokens = Annotated[int | None, typer.Option(help="limit of a prompt of the model")]
 ResponseTokens = Annotated[int | None, typer.Option(help="limit of a response of the model")]
 MaxSteps = Annotated[int | None, typer.Option(help="steps after which the episode is cut off")]
@@ -48,8 +89,23 @@ def main() -> None:
     app()
 
 
-def _pass_on(name: str, module: str, text: str) -> None:
-    # Options, --help among them, go to the module's own parser.
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(importlib.metadata.version("rllib-gigpo"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """GiGPO for LLM agents on Ray RLlib: train, look, play, export."""
+
+
+def _pass_on(name: str, module: str, parser: Parser, text: str) -> None:
+    # Options, --help among them, are for the command's own parser.
     settings = {
         "allow_extra_args": True,
         "ignore_unknown_options": True,
@@ -57,7 +113,10 @@ def _pass_on(name: str, module: str, text: str) -> None:
     }
 
     def command(context: typer.Context) -> None:
-        raise typer.Exit(_code(importlib.import_module(module).main(list(context.args))))
+        arguments = list(context.args)
+        # First of all, so that help and mistakes are told before anything heavy is imported.
+        parser().parse_args(arguments)
+        raise typer.Exit(_code(importlib.import_module(module).main(arguments)))
 
     app.command(name, help=text, add_help_option=False, context_settings=settings)(command)
 
@@ -66,8 +125,8 @@ def _code(result: Any) -> int:
     return result if isinstance(result, int) else 0
 
 
-for _name, (_module, _text) in _MODULES.items():
-    _pass_on(_name, _module, _text)
+for _name, (_module, _parser, _text) in _MODULES.items():
+    _pass_on(_name, _module, _parser, _text)
 
 
 @contextmanager
@@ -128,11 +187,13 @@ def receipt(
     with told():
         import json
 
+        from rllib_gigpo.playing.screen import printable
         from rllib_gigpo.recording.receipt import read_receipt, receipt_text
         from rllib_gigpo.report.data import open_run
 
         found = read_receipt(open_run(run).path)
-        typer.echo(json.dumps(found, indent=1) if as_json else receipt_text(found), nl=as_json)
+        text = json.dumps(found, indent=1) if as_json else printable(receipt_text(found))
+        typer.echo(text, nl=as_json)
 
 
 @app.command()
@@ -143,23 +204,25 @@ def play(
     seed: Annotated[int, typer.Option(help="reset seed")] = 0,
     player: Who = "person",
     model: Model = None,
-    temperature: Temperature = 0.4,
+    temperature: Temperature = None,
     max_prompt_tokens: PromptTokens = None,
     max_response_tokens: ResponseTokens = None,
     max_steps: MaxSteps = None,
 ) -> None:
     """Play an environment yourself, with exactly the model's prompt.
 
-    Type an action, or a whole response that starts with "<"; "/quit" ends the game.
+    Type an action, or a whole response that starts with "<"; "/actions" lists the possible actions,
+    "/quit" ends the game.
     """
     with told():
         from rllib_gigpo.commands import open_env
         from rllib_gigpo.playing.play import play as play_episode
+        from rllib_gigpo.playing.screen import Screen
 
         spec, agent, config = open_env(env, env_config, profile)
-        limits = _limits({}, max_prompt_tokens, max_response_tokens)
-        screen, chosen = _seat(spec, agent, config, player, model, temperature, seed, limits)
-        with _playing(screen):
+        wishes = _Wishes(player, model, seed, temperature, max_prompt_tokens, max_response_tokens)
+        screen = Screen()
+        with _seat(spec, agent, config, wishes, {}, screen) as chosen, _playing(screen):
             played = play_episode(
                 spec.make(),
                 agent,
@@ -180,7 +243,7 @@ def replay(
     member: Annotated[int, typer.Option(help="its place in the group")] = 0,
     player: Who = "person",
     model: Model = None,
-    temperature: Temperature = 0.4,
+    temperature: Temperature = None,
     seed: Annotated[int, typer.Option(help="of the player's draws")] = 0,
     env: Annotated[str | None, typer.Option(help="default: as recorded")] = None,
     env_config: Annotated[str | None, typer.Option(metavar="JSON", help="as recorded")] = None,
@@ -196,6 +259,7 @@ def replay(
         from rllib_gigpo.commands import open_env
         from rllib_gigpo.playing.replay import load_episode
         from rllib_gigpo.playing.replay import replay as replay_episode
+        from rllib_gigpo.playing.screen import Screen
 
         recorded = load_episode(file, group=group, member=member)
         name = env or recorded.run.get("env")
@@ -203,10 +267,10 @@ def replay(
             raise ValueError(f"{file} lies in no run folder: say --env and --env-config")
         settings = env_config or json.dumps(recorded.run.get("env_config") or {})
         spec, agent, config = open_env(name, settings, profile)
-        limits = _limits(recorded.run.get("settings"), max_prompt_tokens, max_response_tokens)
-        screen, chosen = _seat(spec, agent, config, player, model, temperature, seed, limits)
+        wishes = _Wishes(player, model, seed, temperature, max_prompt_tokens, max_response_tokens)
+        screen, known = Screen(), recorded.run.get("settings") or {}
         screen.line(f"re-creating {start} of {recorded.length} steps (seed {recorded.seed}) ...")
-        with _playing(screen):
+        with _seat(spec, agent, config, wishes, known, screen) as chosen, _playing(screen):
             played = replay_episode(
                 recorded,
                 spec.make(),
@@ -220,45 +284,74 @@ def replay(
             screen.end(played)
 
 
-def _limits(settings: Any, prompt: int | None, response: int | None) -> dict[str, int]:
-    """Return the token limits that were given, else those that a run was recorded with."""
-    known = settings if isinstance(settings, dict) else {}
-    wanted = {
-        "max_prompt_tokens": known.get("max_prompt_tokens") if prompt is None else prompt,
-        "max_response_tokens": known.get("max_response_tokens") if response is None else response,
-    }
-    return {name: value for name, value in wanted.items() if isinstance(value, int)}
+@dataclass(frozen=True)
+class _Wishes:
+    """The options that say who plays."""
+
+    player: str
+    model: str | None
+    seed: int
+    temperature: float | None
+    max_prompt_tokens: int | None
+    max_response_tokens: int | None
 
 
+@contextmanager
 def _seat(
     spec: Any,
     agent: Any,
     config: dict[str, Any],
-    who: str,
-    model: str | None,
-    temperature: float,
-    seed: int,
-    limits: dict[str, int],
-) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the screen and the player that the options name."""
-    from rllib_gigpo.playing.players import ModelPlayer, Person, ScriptedPlayer
-    from rllib_gigpo.playing.screen import Screen, answered
-    from rllib_gigpo.scripted import expert, random_legal
+    wishes: _Wishes,
+    known: Mapping[str, Any],
+    screen: Any,
+) -> Iterator[Callable[[Any], Any]]:
+    """Give the player that the options name.
 
-    screen = Screen()
-    if model is not None or who == "model":
-        if model is None:
+    Args:
+        spec: The environment.
+        agent: The agent profile.
+        config: Settings of the environment.
+        wishes: The options.
+        known: Settings of the run that an episode was recorded in, for limits not given.
+        screen: Where prompts and responses are shown.
+    """
+    from rllib_gigpo.playing.players import ModelPlayer, Person, ScriptedPlayer
+    from rllib_gigpo.playing.screen import answered
+    from rllib_gigpo.scripted import expert, random_legal
+    from rllib_gigpo.trained import playable
+
+    who = wishes.player
+    if wishes.model is not None or who == "model":
+        if wishes.model is None:
             raise ValueError("--player model: say which one with --model")
-        chosen = ModelPlayer(
-            model, spec.name, config, agent, temperature=temperature, seed=seed, **limits
-        )
-        return screen, answered(screen, chosen)
-    if who == "person":
-        return screen, Person(agent, screen.prompt)
+        with playable(wishes.model) as model:
+            limits = _limits(wishes, wishes.model, known)
+            player = ModelPlayer(model, spec.name, config, agent, seed=wishes.seed, **limits)
+            yield answered(screen, player)
+        return
     policies = {"expert": expert, "random": random_legal}
-    if who not in policies:
+    if who == "person":
+        screen.line("an action per line; /actions lists the possible ones, /quit ends the game")
+        yield Person(agent, screen.prompt, tell=screen.line)
+    elif who in policies:
+        yield answered(screen, ScriptedPlayer(policies[who], agent, wishes.seed))
+    else:
         raise ValueError(f"--player {who}: expected person, expert, random, or model")
-    return screen, answered(screen, ScriptedPlayer(policies[who], agent, seed))
+
+
+def _limits(wishes: _Wishes, model: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return limits and temperature: as given, else the checkpoint's, else the recorded run's."""
+    from rllib_gigpo.trained import find_checkpoint, trained_as
+
+    names = ("max_prompt_tokens", "max_response_tokens")
+    found = {name: known[name] for name in names if isinstance(known.get(name), int)}
+    checkpoint = find_checkpoint(model)
+    if checkpoint is not None:
+        trained = trained_as(checkpoint)
+        found |= {name: getattr(trained, name) for name in names}
+        found["temperature"] = trained.eval_temperature
+    given = {name: getattr(wishes, name) for name in (*names, "temperature")}
+    return found | {name: value for name, value in given.items() if value is not None}
 
 
 @contextmanager

@@ -10,17 +10,16 @@ model. The exit status is 1 when something is at fault.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
 
-from rllib_gigpo.commands import program
+from rllib_gigpo_cli.parsers import check_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check what the command line names and return the exit status."""
-    parser = _parser()
+    parser = check_parser()
     args = parser.parse_args(arguments)
     from rllib_gigpo.check.findings import findings_text, is_sound
     from rllib_gigpo.check.loading import load_config
@@ -42,19 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = sum(finding.state == "FAULT" for finding in findings)
     print(f"\n{faults} to mend before training" if faults else "\nready to train")
     return 0 if is_sound(findings) else 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("check"), description="Check a run before it costs GPU hours."
-    )
-    parser.add_argument("--no-step", action="store_true", help="leave out the training step")
-    parser.add_argument("--gpu-gib", type=float, help="memory of a GPU; more than it is a fault")
-    parser.add_argument("config", help="file.py:NAME, module:NAME, or a tuned example")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="the tuned example's own options"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rllib_gigpo.commands import program
+from rllib_gigpo_cli.parsers import compare_parser
 
 if TYPE_CHECKING:
     from rllib_gigpo.compare.runs import ConfigOf
@@ -41,7 +41,7 @@ TINY_TRAINING = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare what the command line names."""
-    parser = _parser()
+    parser = compare_parser()
     args = parser.parse_args(arguments)
     import logging
 
@@ -128,21 +128,24 @@ def _own(name: str) -> ConfigOf:
 
 def _named(args: argparse.Namespace, output: Path) -> ConfigOf:
     """Return the function for `--env` and `--model`."""
-    from rllib_gigpo.commands import open_env
+    from rllib_gigpo.commands import json_object, open_env
     from rllib_gigpo.compare.start import starting_model
     from rllib_gigpo.config import GiGPOConfig
 
     _, profile, env_config = open_env(args.env, args.env_config, args.profile)
-    own = json.loads(args.set)
+    own = json_object(args.set, "--set", "arguments of training(...)")
     is_tiny = args.model == "tiny"
+    in_key_door = args.env == "KeyDoor"
+    prompt_limit = args.max_prompt_tokens or (64 if in_key_door else 2048)
+    response_limit = args.max_response_tokens or (8 if in_key_door else 64 if is_tiny else 512)
 
     def config_of(algo: str, seed: int) -> GiGPOConfig:
         config = GiGPOConfig.preset(algo).environment(args.env, env_config=env_config)
         config.agent(profile=profile).debugging(seed=seed)
         config.llm(
             model=args.model,
-            max_prompt_tokens=args.max_prompt_tokens,
-            max_response_tokens=args.max_response_tokens,
+            max_prompt_tokens=prompt_limit,
+            max_response_tokens=response_limit,
             eval_temperature=1.0 if is_tiny else 0.4,
         )
         group_size = min(8, config.group_size)
@@ -155,33 +158,6 @@ def _named(args: argparse.Namespace, output: Path) -> ConfigOf:
         return config.evaluation(evaluation_duration=args.tasks)
 
     return config_of
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("compare"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--algos", default="gigpo,grpo,rloo", help="presets, by commas; the first is compared")
-    add("--seeds", type=int, default=5)
-    add("--env-steps", type=int, default=50_000, help="of each run, at least")
-    add("--config", metavar="FILE:NAME", help="function (algo, seed) -> GiGPOConfig")
-    add("--env", default="KeyDoor")
-    add("--env-config", default="{}", metavar="JSON")
-    add("--profile", default=None, metavar="MODULE:NAME", help="by default the environment's own")
-    add("--model", default="tiny")
-    add("--max-prompt-tokens", type=int, default=64)
-    add("--max-response-tokens", type=int, default=8)
-    add("--episodes", type=int, default=128, help="per iteration, in groups of 8")
-    add("--warm-episodes", type=int, default=400, help="random ones that teach tiny the format")
-    add("--tasks", type=int, default=128, help="of the evaluation panel")
-    add("--set", default="{}", metavar="JSON", help="arguments of training(...), for every run")
-    add("--workers", type=int, default=os.cpu_count() or 1, help="runs at once")
-    add("--gpus-per-run", type=float, default=0.0, help="may be a fraction")
-    add("--output", default="runs/compare")
-    return parser
 
 
 if __name__ == "__main__":

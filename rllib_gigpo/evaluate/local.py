@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rllib_gigpo.agent.prompt import Message
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.encoding import PromptTooLongError, encode_chat
 from rllib_gigpo.engines import build_engine
 from rllib_gigpo.engines.base import Request, Sampling
-from rllib_gigpo.export import Kind, export
 from rllib_gigpo.models import (
     load_generation_config,
     load_tokenizer,
@@ -87,16 +84,3 @@ class LocalModel:
         self._thread.join()
         self._engine.close()
         self._loop.close()
-
-
-def model_folder(name: str, kind: Kind = "full") -> str:
-    """Return what `llm(model=...)` takes: a checkpoint of a run is exported first.
-
-    Args:
-        name: An RLlib checkpoint, a Hugging Face id or folder, "tiny" or "smollm2-135m".
-        kind: How a checkpoint is exported; "merged" for one of LoRA.
-    """
-    if not (Path(name) / "rllib_checkpoint.json").exists():
-        return name
-    folder = Path(tempfile.mkdtemp(prefix="rllib_gigpo_evaluate_")) / "model"
-    return str(export(name, folder, kind))

@@ -1,14 +1,9 @@
-r"""Evaluates a model or a prompted agent on a fixed panel of tasks.
+"""Evaluates a model or a prompted agent on a fixed panel of tasks.
 
-    rllib-gigpo evaluate ALFWorld --model runs/alfworld/checkpoint --tasks 140
+    rllib-gigpo evaluate runs/alfworld/checkpoint --tasks 140
     rllib-gigpo evaluate WebShop --model Qwen/Qwen2.5-7B-Instruct --prompting react
-    rllib-gigpo evaluate ALFWorld --endpoint http://127.0.0.1:8000/v1 --model NAME \
-        --prompting reflexion --tries 3
 
-A model is an RLlib checkpoint, a Hugging Face id or folder, or what an OpenAI-compatible server
-serves (`vllm serve`, ...). The panel is the same on every machine. Every episode is written down as
-it ends, so the same command goes on where it was stopped. The output folder gets `episodes.jsonl`,
-`result.json`, `table.md` and `table.tex`.
+`rllib_gigpo_cli.parsers.evaluate_parser` describes the rest.
 """
 
 from __future__ import annotations
@@ -17,16 +12,48 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rllib_gigpo.commands import open_env, program
+from rllib_gigpo.commands import json_object, open_env
+from rllib_gigpo_cli.parsers import evaluate_parser
+
+if TYPE_CHECKING:
+    from rllib_gigpo.agent.profile import AgentProfile
+    from rllib_gigpo.registry import LLMEnvSpec
+
+_LIMITS = {"max_prompt_tokens": 2048, "max_response_tokens": 512, "temperature": 0.4}
+
+
+@dataclass(frozen=True)
+class _Player:
+    """Who is evaluated, and where.
+
+    Attributes:
+        model: As it is named in tables and files.
+        env: Name of the environment.
+        spec: Makes it.
+        profile: The agent.
+        env_config: Constructor arguments.
+        max_steps: Steps after which an episode is cut off, or None.
+        limits: `max_prompt_tokens`, `max_response_tokens` and `temperature`.
+    """
+
+    model: str
+    env: str
+    spec: LLMEnvSpec
+    profile: AgentProfile
+    env_config: dict[str, Any]
+    max_steps: int | None
+    limits: dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate what the command line names."""
-    parser = _parser()
+    parser = evaluate_parser()
     args = parser.parse_args(arguments)
     from rllib_gigpo.encoding import PromptTooLongError
     from rllib_gigpo.evaluate.endpoint import EndpointError
@@ -34,140 +61,157 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rllib_gigpo.stepping import EnvFailure
 
     try:
-        spec, profile, env_config = open_env(args.env, args.env_config, args.profile)
-        panel = _panel(args, env_config)
-        chat = _chat(args, env_config, profile)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        parser.error(str(error))
-    output = Path(args.output or _folder(args)).absolute()
-    try:
-        records = evaluate(
-            panel, chat, spec, profile, output, workers=args.workers, told=_progress(args.quiet)
-        )
+        player = _player(args)
+        panel = _panel(args, player)
+        output = Path(args.output or _folder(args, player)).absolute()
+        with _chat(args, player) as chat:
+            records = evaluate(
+                panel,
+                chat,
+                player.spec,
+                player.profile,
+                output,
+                workers=args.workers,
+                told=None if args.quiet else _told,
+            )
     except (EndpointError, EnvFailure, PromptTooLongError) as error:
         print(f"error: {error}\nthe same command goes on from here", file=sys.stderr)
         return 2
-    except ValueError as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         parser.error(str(error))
-    finally:
-        chat.close()
-    _write(records, args, output)
+    _write(records, args, player, output)
     return 0
 
 
-def _panel(args: argparse.Namespace, env_config: dict[str, Any]) -> Any:
+def _player(args: argparse.Namespace) -> _Player:
+    """Return what the options name; a checkpoint says what they leave open."""
+    from rllib_gigpo.recording.plain import jsonable
+    from rllib_gigpo.trained import find_checkpoint, trained_as
+
+    named = None if args.endpoint else find_checkpoint(args.model or args.what)
+    if args.model is None and named is None:
+        raise ValueError(
+            f"{args.what!r} is no checkpoint: name the model to evaluate on this environment with "
+            "--model"
+        )
+    found = None if named is None else trained_as(named)
+    env = args.what if args.model is not None or found is None else found.env
+    # What a run says of its environment is not said of another one.
+    own = found if found is not None and found.env == env else None
+    config = json_object(args.env_config, "--env-config")
+    config = {**({} if own is None else own.env_config), **config}
+    spec, profile, _ = open_env(env, config, args.profile)
+    if args.profile is None and own is not None and own.profile is not None:
+        profile = own.profile
+    limits = dict(_LIMITS)
+    if found is not None:
+        limits = {
+            "max_prompt_tokens": found.max_prompt_tokens,
+            "max_response_tokens": found.max_response_tokens,
+            "temperature": found.eval_temperature,
+        }
+        told = ", ".join(f"{name}={value}" for name, value in limits.items())
+        told = f"{env} {json.dumps(jsonable(config))}, {told}"
+        print(f"taken from {named}: {told}; options replace these", flush=True)
+    given = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
+    steps = own.max_episode_steps if args.max_steps is None and own is not None else args.max_steps
+    model = args.model or args.what
+    return _Player(model, env, spec, profile, config, steps, limits | given)
+
+
+def _panel(args: argparse.Namespace, player: _Player) -> Any:
     from rllib_gigpo.config import GiGPOConfig
     from rllib_gigpo.evaluate.panel import Panel
     from rllib_gigpo.evaluation import panel_seeds
 
     config = GiGPOConfig().evaluation(evaluation_duration=args.tasks)
     return Panel(
-        model=args.model,
-        env=args.env,
-        env_config=env_config,
+        model=player.model,
+        env=player.env,
+        env_config=player.env_config,
         seeds=tuple(panel_seeds(config)),
         samples=args.samples,
         prompting=args.prompting,
         tries=args.tries,
-        max_steps=args.max_steps,
+        max_steps=player.max_steps,
         seed=args.seed,
-        decoding={
-            "temperature": args.temperature,
-            "max_response_tokens": args.max_response_tokens,
-            "max_prompt_tokens": args.max_prompt_tokens,
-            "endpoint": args.endpoint,
-            "profile": args.profile,
-        },
+        decoding={**player.limits, "endpoint": args.endpoint, "profile": args.profile},
     )
 
 
-def _chat(args: argparse.Namespace, env_config: dict[str, Any], profile: Any) -> Any:
+@contextmanager
+def _chat(args: argparse.Namespace, player: _Player) -> Iterator[Any]:
+    """Give the model as a function of chat messages, and end it afterwards."""
     if args.endpoint:
         from rllib_gigpo.evaluate.endpoint import Endpoint
 
-        return Endpoint(
+        chat: Any = Endpoint(
             args.endpoint,
-            args.model,
-            temperature=args.temperature,
-            max_tokens=args.max_response_tokens,
-            stop=profile.stop,
+            player.model,
+            temperature=player.limits["temperature"],
+            max_tokens=player.limits["max_response_tokens"],
+            stop=player.profile.stop,
             api_key=os.environ.get(args.api_key_env, ""),
         )
+        try:
+            yield chat
+        finally:
+            chat.close()
+        return
     from rllib_gigpo.config import GiGPOConfig
-    from rllib_gigpo.evaluate.local import LocalModel, model_folder
+    from rllib_gigpo.evaluate.local import LocalModel
+    from rllib_gigpo.trained import playable
 
-    config = (
-        GiGPOConfig()
-        .environment(args.env, env_config=env_config)
-        .agent(profile=profile)
-        .llm(
-            model=model_folder(args.model, args.checkpoint_kind),
-            eval_temperature=args.temperature,
-            max_prompt_tokens=args.max_prompt_tokens,
-            max_response_tokens=args.max_response_tokens,
-            max_num_seqs=args.workers,
+    with playable(player.model) as model:
+        config = (
+            GiGPOConfig()
+            .environment(player.env, env_config=player.env_config)
+            .agent(profile=player.profile)
+            .llm(
+                model=model,
+                eval_temperature=player.limits["temperature"],
+                max_prompt_tokens=player.limits["max_prompt_tokens"],
+                max_response_tokens=player.limits["max_response_tokens"],
+                max_num_seqs=args.workers,
+            )
         )
-    )
-    return LocalModel(config)
+        chat = LocalModel(config)
+        try:
+            yield chat
+        finally:
+            chat.close()
 
 
-def _progress(quiet: bool) -> Any:
-    def told(done: int, total: int) -> None:
+def _told(done: int, total: int) -> None:
+    """Count on one line of a terminal; in a file, ten lines are enough."""
+    if sys.stdout.isatty():
         print(f"\r{done}/{total} episodes", end="\n" if done == total else "", flush=True)
+    elif done == total or 10 * done // total > 10 * (done - 1) // total:
+        print(f"{done}/{total} episodes", flush=True)
 
-    return None if quiet else told
 
-
-def _write(records: Sequence[dict[str, Any]], args: argparse.Namespace, output: Path) -> None:
+def _write(
+    records: Sequence[dict[str, Any]], args: argparse.Namespace, player: _Player, output: Path
+) -> None:
     from rllib_gigpo.compare.tables import latex_table, markdown_table
     from rllib_gigpo.evaluate.results import result_table, summarise
     from rllib_gigpo.tables import format_table
 
     summary = summarise(records)
-    name = args.model if args.prompting == "plain" else f"{args.model}, {args.prompting}"
+    name = player.model if args.prompting == "plain" else f"{player.model}, {args.prompting}"
     header, rows = result_table(name, summary)
     (output / "result.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     (output / "table.md").write_text(markdown_table(header, rows), "utf-8")
     (output / "table.tex").write_text(latex_table(header, rows), "utf-8")
-    title = f"{args.env}: {summary['tasks']} tasks, {args.samples} episodes each, success in %"
+    each = f"{args.samples} episode{'s' if args.samples > 1 else ''} each"
+    title = f"{player.env}: {summary['tasks']} tasks, {each}, success in %"
     print(format_table(title, header, rows))
     print(f"{output / 'result.json'}, table.md, table.tex, episodes.jsonl")
 
 
-def _folder(args: argparse.Namespace) -> str:
-    name = "".join(c if c.isalnum() else "-" for c in f"{args.env}-{args.model}-{args.prompting}")
-    return f"runs/evaluate/{name}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("evaluate"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("env", help="name of an environment, gymnasium id, or module:Class")
-    add("--env-config", default="{}", metavar="JSON")
-    add("--profile", default=None, metavar="MODULE:NAME", help="by default the environment's own")
-    add(
-        "--model", required=True, help="checkpoint, Hugging Face id or folder, or the server's name"
-    )
-    add("--checkpoint-kind", default="full", choices=("full", "merged"), help="merged: of LoRA")
-    add("--endpoint", default=None, metavar="URL", help="OpenAI-compatible server, up to /v1")
-    add("--api-key-env", default="OPENAI_API_KEY", help="variable that holds the server's key")
-    add("--prompting", default="plain", choices=("plain", "react", "reflexion"))
-    add("--tries", type=int, default=1, help="tries of an episode, for reflexion")
-    add("--tasks", type=int, default=128, help="tasks of the panel")
-    add("--samples", type=int, default=1, help="episodes per task (k)")
-    add("--temperature", type=float, default=0.4)
-    add("--max-prompt-tokens", type=int, default=2048)
-    add("--max-response-tokens", type=int, default=512)
-    add("--max-steps", type=int, default=None)
-    add("--seed", type=int, default=0, help="of the responses")
-    add("--workers", type=int, default=16, help="episodes at once")
-    add("--quiet", action="store_true", help="no progress")
-    add("--output", default=None, help="folder; by default below runs/evaluate")
-    return parser
+def _folder(args: argparse.Namespace, player: _Player) -> str:
+    named = f"{player.env}-{player.model}-{args.prompting}"
+    return f"runs/evaluate/{''.join(c if c.isalnum() else '-' for c in named)}"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import numpy as np
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.evaluate.agents import Chat, PromptedAgent, reflect
 from rllib_gigpo.playing.play import Played, play
+from rllib_gigpo.recording.plain import jsonable
 from rllib_gigpo.registry import LLMEnvSpec
 from rllib_gigpo.rows import agent_episodes, step_is_valid
 from rllib_gigpo.seeding import derive_seed
@@ -146,7 +147,7 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
 
 
 def _claim(panel: Panel, folder: Path) -> None:
-    settings = json.loads(json.dumps(asdict(panel)))
+    settings = jsonable(asdict(panel))
     path = folder / _SETTINGS
     if not path.exists():
         path.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")

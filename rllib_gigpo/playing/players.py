@@ -12,6 +12,7 @@ from rllib_gigpo.scripted import Policy
 from rllib_gigpo.seeding import derive_seed
 
 QUIT = "/quit"
+ACTIONS = "/actions"
 
 
 class Quit(Exception):  # noqa: N818 - what the person wants, not an error
@@ -22,11 +23,13 @@ class Person:
     """Someone at a terminal.
 
     A line is the action; one that starts with "<" is the whole response, as a model writes it.
+    "/actions" shows what is possible, where the environment lists it, and "/quit" ends the game.
 
     Args:
         profile: Writes the response around an action.
         show: Shows what is asked.
         ask: Asks for a line, by default `input`.
+        tell: Shows a line.
     """
 
     def __init__(
@@ -34,10 +37,12 @@ class Person:
         profile: AgentProfile,
         show: Callable[[Asked], None],
         ask: Callable[[str], str] = input,
+        tell: Callable[[str], None] = print,
     ):
         self._profile = profile
         self._show = show
         self._ask = ask
+        self._tell = tell
 
     def __call__(self, asked: Asked) -> str:
         """Show the prompt and read the answer.
@@ -46,13 +51,18 @@ class Person:
             Quit: The line is "/quit", or the input has ended.
         """
         self._show(asked)
-        try:
-            line = self._ask("action> ").strip()
-        except EOFError as error:
-            raise Quit from error
-        if line == QUIT:
-            raise Quit
-        return line if line.startswith("<") else self._profile.respond.format(action=line)
+        while True:
+            try:
+                line = self._ask("action> ").strip()
+            except EOFError as error:
+                raise Quit from error
+            if line == QUIT:
+                raise Quit
+            if line == ACTIONS:
+                listed = asked.context.info.get("admissible_actions")
+                self._tell("\n".join(listed) if listed else "this environment lists no actions")
+            elif line:
+                return line if line.startswith("<") else self._profile.respond.format(action=line)
 
 
 class ScriptedPlayer:
@@ -80,8 +90,8 @@ class ModelPlayer:
     """A language model in this process.
 
     Args:
-        model: As in `GiGPOConfig.llm(model=...)`: a name, a Hugging Face id, or a folder such as
-            `rllib-gigpo export` writes.
+        model: As in `GiGPOConfig.llm(model=...)`; for a checkpoint, what
+            `rllib_gigpo.trained.playable` gives.
         env: Name of the environment, whose words the tiny model knows.
         env_config: Its settings.
         profile: The agent.

@@ -5,19 +5,24 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
-from rllib_gigpo_cli import app
+from rllib_gigpo_cli import app, parsers
 from tests.recorded import write_run
 
-COMMANDS = (
+NAMES = (
     "quickstart",
+    "check",
     "check-env",
     "record",
     "sft",
+    "compare",
+    "evaluate",
     "export",
     "report",
     "view",
@@ -43,11 +48,11 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name in COMMANDS:
+    for name in NAMES:
         assert f"  {name} " in done.stdout
 
 
-@pytest.mark.parametrize("name", ["report", "view", "receipt", "play", "replay"])
+@pytest.mark.parametrize("name", NAMES)
 def test_help_of_a_command_imports_nothing_heavy(name):
     code = (
         "import sys\n"
@@ -65,12 +70,16 @@ def test_the_docs_name_every_command():
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
     assert set(re.findall(r"^\| `([\w-]+)", page, re.MULTILINE)) == known
-    assert known >= set(COMMANDS)
+    assert known == set(NAMES)
 
 
 def test_the_script_is_installed_with_the_package():
     scripts = importlib.metadata.entry_points(group="console_scripts", name="rllib-gigpo")
     assert [script.value for script in scripts] == ["rllib_gigpo_cli:main"]
+
+
+def test_the_version_is_told():
+    assert run("--version").stdout.strip() == importlib.metadata.version("rllib-gigpo")
 
 
 @pytest.mark.parametrize("name", ["record", "sft", "export", "check-env", "quickstart"])
@@ -79,6 +88,40 @@ def test_options_reach_the_parser_of_the_module(name, capsys):
         app([name, "--help"], standalone_mode=False)
     assert end.value.code == 0
     assert f"usage: python -m rllib_gigpo.{name.replace('-', '_')}" in capsys.readouterr().out
+
+
+def test_the_parsers_repeat_the_defaults_of_what_they_start():
+    from rllib_gigpo.export import Dtype, Kind
+    from rllib_gigpo.grouping import AnchorRule
+    from rllib_gigpo.sft import WarmStart
+
+    sft = vars(parsers.sft_parser().parse_args(["--model=m", "--data=d", "--output=o"]))
+    defaults = asdict(WarmStart())
+    assert sft["lr"] is None
+    assert {name: sft[name] for name in defaults if name != "lr"} == {
+        name: value for name, value in defaults.items() if name != "lr"
+    }
+    rule, found = AnchorRule(), parsers.check_env_parser().parse_args(["KeyDoor"])
+    told = (found.anchor, found.similarity_threshold, found.similarity_measure)
+    assert told == (rule.kind, rule.threshold, rule.measure)
+    choices = {action.dest: action.choices for action in parsers.export_parser()._actions}
+    assert (choices["kind"], choices["dtype"]) == (get_args(Kind), get_args(Dtype))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("quickstart", "--algo", "nope"), "--algo: no preset is named 'nope': choose one of"),
+        (("record", "KeyDoor", "--policy", "no", "--output", "{}/x"), "or one of ['expert', 'ran"),
+        (("sft", "--model", "tiny", "--data", "{}/none", "--output", "{}/m"), "No such file"),
+        (("compare", "--set", "{{", "--output", "{}"), "--set '{{' is not JSON"),
+    ],
+)
+def test_mistakes_are_one_sentence_of_the_parser(arguments, sentence, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        app([text.format(tmp_path) for text in arguments], standalone_mode=False)
+    assert end.value.code == 2
+    assert sentence.format() in capsys.readouterr().err
 
 
 def test_record_writes_what_the_module_writes(tmp_path):
@@ -141,6 +184,12 @@ class TestPlay:
         assert "[user]\nat 2 1 ." in result.stdout
         assert "step 0, agent: 'go north', reward 0\n" in result.stdout
         assert result.stdout.endswith("ended by the player\n")
+
+    def test_a_person_can_ask_for_the_possible_actions(self):
+        result = run("play", "KeyDoor", "--seed", "3", typed="/actions\n\n/quit\n")
+        assert "go north\ngo south\ngo east\ngo west\n" in result.stdout
+        # Neither that question nor an empty line is a step.
+        assert "--- step 1," not in result.stdout
 
     def test_the_expert_plays_to_the_end(self):
         result = run("play", "KeyDoor", "--seed", "3", "--player", "expert")

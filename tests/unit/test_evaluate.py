@@ -6,14 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rllib_gigpo import AgentProfile, ChatTemplate, NoMemory, TagParser
 from rllib_gigpo.evaluate.agents import PromptedAgent
 from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError, _sent, cut_after
-from rllib_gigpo.evaluate.local import model_folder
-from rllib_gigpo.evaluate.main import main
+from rllib_gigpo.evaluate.main import _told, main
 from rllib_gigpo.evaluate.panel import Panel, evaluate, read_episodes
 from rllib_gigpo.evaluate.results import result_table, summarise
 from rllib_gigpo.models import load_causal_lm
 from rllib_gigpo.registry import get_env_spec
+from rllib_gigpo.trained import find_checkpoint, playable, trained_as
 from rllib_gigpo.vision.files import picture_of_png
 from rllib_gigpo.vision.pictures import Gallery
 from tests.chat_server import ChatServer, echo_profile, serving
@@ -197,20 +198,86 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_history(tmp_path: Path):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
-def test_a_checkpoint_is_evaluated(tmp_path: Path):
-    algorithm = tiny_config().recording(enabled=False).build_algo()
-    checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys):
+    asks = "look: {observation}"
+    profile = AgentProfile(ChatTemplate(user=asks), memory=NoMemory(), parser=TagParser())
+    config = tiny_config().agent(profile=profile, max_episode_steps=4).llm(eval_temperature=0.7)
+    config.evaluation(evaluation_config={"env_config": {"size": 3}})
+    run = tmp_path / "run"
+    algorithm = config.recording(enabled=False).build_algo()
+    algorithm.save_to_path(str(run / "checkpoint"))
     weights = weights_of(algorithm)
     algorithm.stop()
-    folder = model_folder(str(checkpoint))
-    loaded = load_causal_lm(folder).state_dict()
-    shared = set(weights) & set(loaded)
-    assert len(shared) > 5
-    assert all((weights[name] == loaded[name]).all() for name in shared)
-    arguments = ["KeyDoor", f"--model={checkpoint}", "--tasks=2", "--max-response-tokens=6"]
-    arguments += ["--max-prompt-tokens=64", "--quiet", f"--output={tmp_path / 'out'}"]
-    assert main(arguments) == 0
-    assert _result(tmp_path / "out")["episodes"] == 2
+
+    found = trained_as(run / "checkpoint")
+    # tiny_config's horizon, and the size of evaluation on top of it.
+    assert (found.env, found.env_config) == ("KeyDoor", {"horizon": 6, "size": 3})
+    assert found.profile is not None
+    assert found.profile.prompt.user == asks
+    with playable(str(run)) as folder:
+        loaded = load_causal_lm(folder).state_dict()
+        shared = set(weights) & set(loaded)
+        assert len(shared) > 5
+        assert all((weights[name] == loaded[name]).all() for name in shared)
+    assert not Path(folder).exists()
+
+    def played(name: str, *arguments: str) -> dict:
+        assert main([*arguments, "--tasks=2", "--quiet", f"--output={tmp_path / name}"]) == 0
+        assert _result(tmp_path / name)["episodes"] == 2
+        return json.loads((tmp_path / name / "settings.json").read_text())
+
+    # The run's folder is enough: everything is its checkpoint's.
+    settings = played("own", str(run))
+    assert settings["env_config"] == {"horizon": 6, "size": 3}
+    limits = {"max_prompt_tokens": 64, "max_response_tokens": 6, "temperature": 0.7}
+    assert settings["decoding"] == {**limits, "endpoint": None, "profile": None}
+    assert settings["max_steps"] == 4
+    assert "max_response_tokens=6, temperature=0.7" in capsys.readouterr().out
+    assert _result(tmp_path / "own")["steps_mean"] <= 4
+
+    # Options replace what they name and nothing else.
+    more = ["--env-config", '{"horizon": 3}', "--max-response-tokens=4", "--temperature=0"]
+    settings = played("other", "KeyDoor", f"--model={run / 'checkpoint'}", *more)
+    assert settings["env_config"] == {"horizon": 3, "size": 3}
+    limits = {"max_prompt_tokens": 64, "max_response_tokens": 4, "temperature": 0.0}
+    assert settings["decoding"] == {**limits, "endpoint": None, "profile": None}
+
+    # Another environment has settings of its own; the limits are still the policy's.
+    settings = played("local", "KeyDoorLocal", f"--model={run}", "--max-steps=2")
+    assert (settings["env_config"], settings["max_steps"]) == ({}, 2)
+    assert settings["decoding"]["max_prompt_tokens"] == 64
+
+
+def test_an_environment_without_a_model_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["KeyDoor"])
+    assert "'KeyDoor' is no checkpoint: name the model" in capsys.readouterr().err
+
+
+def test_the_newest_checkpoint_of_a_trial_is_found(tmp_path: Path):
+    assert find_checkpoint(tmp_path) is None
+    assert find_checkpoint(tmp_path / "none") is None
+    for name in ("checkpoint_000002", "checkpoint_000010", "checkpoint_000030"):
+        (tmp_path / name).mkdir()
+    # The last one holds nothing: it was cut off.
+    for name in ("checkpoint_000002", "checkpoint_000010"):
+        (tmp_path / name / "class_and_ctor_args.pkl").write_bytes(b"no pickle")
+    found = find_checkpoint(tmp_path)
+    assert found == tmp_path / "checkpoint_000010"
+    assert find_checkpoint(found) == found
+    with pytest.raises(ValueError, match=r"checkpoint_000010.* cannot be read"):
+        trained_as(found)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_fills_no_log(is_terminal: bool, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    for done in range(1, 101):
+        _told(done, 100)
+    printed = capsys.readouterr().out
+    assert printed.endswith("100/100 episodes\n")
+    # One line that is written over and over, or one line per tenth.
+    assert printed.count("\n") == (1 if is_terminal else 10)
 
 
 def test_a_local_model_is_evaluated_the_same_way(tmp_path: Path):

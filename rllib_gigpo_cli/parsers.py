@@ -1,0 +1,227 @@
+"""The command lines of the commands that are also `python -m rllib_gigpo.NAME`.
+
+They are here and not beside what they start, so that `--help`, and what is wrong with the options,
+are told before Ray and PyTorch are imported, which takes seconds. Defaults that belong to a class
+of `rllib_gigpo` are repeated as numbers; a test compares them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+_ENV = "name of an environment, gymnasium id, or module:Class"
+_OWN_PROFILE = "by default the environment's own"
+
+
+def program(name: str) -> str:
+    """Return how a command was called: as one of `rllib-gigpo`, or as a module."""
+    if Path(sys.argv[0]).name == "rllib-gigpo":
+        return f"rllib-gigpo {name}"
+    return f"python -m rllib_gigpo.{name.replace('-', '_')}"
+
+
+def quickstart_parser() -> argparse.ArgumentParser:
+    """Return the parser of `quickstart`."""
+    parser = argparse.ArgumentParser(
+        prog=program("quickstart"),
+        description="GiGPO teaches a from-scratch language model to play KeyDoor.",
+    )
+    add = parser.add_argument
+    add("--algo", default="gigpo", metavar="NAME", help="a preset: gigpo, grpo, rloo, ppo, ...")
+    add("--seed", type=int, default=0)
+    add("--iterations", type=int, default=30)
+    add("--output", default="runs/quickstart", help="folder, %(default)s")
+    return parser
+
+
+def check_parser() -> argparse.ArgumentParser:
+    """Return the parser of `check`."""
+    parser = argparse.ArgumentParser(
+        prog=program("check"), description="Check a run before it costs GPU hours."
+    )
+    add = parser.add_argument
+    add("--no-step", action="store_true", help="leave out the training step")
+    add("--gpu-gib", type=float, help="memory of a GPU; more than it is a fault")
+    add("config", help="file.py:NAME, module:NAME, or a tuned example")
+    add("arguments", nargs=argparse.REMAINDER, help="the tuned example's own options")
+    return parser
+
+
+def check_env_parser() -> argparse.ArgumentParser:
+    """Return the parser of `check-env`."""
+    parser = argparse.ArgumentParser(
+        prog=program("check-env"),
+        description="Check an environment: its contract, its episodes, its prompts, its anchors.",
+    )
+    _add_env(parser)
+    add = parser.add_argument
+    add("--episodes", type=int, default=64, help="per policy, %(default)s")
+    add("--group-size", type=int, default=8, help="episodes per start, %(default)s")
+    add("--seed", type=int, default=0)
+    add("--gamma", type=float, default=0.95)
+    add("--anchor", choices=("exact", "similarity"), default="exact")
+    add("--similarity-threshold", type=float, default=0.9)
+    measures = ("rapidfuzz", "difflib_reference")
+    add("--similarity-measure", choices=measures, default="rapidfuzz")
+    add("--model", default="tiny", help="whose tokenizer counts; any name of llm(model=...)")
+    return parser
+
+
+def record_parser() -> argparse.ArgumentParser:
+    """Return the parser of `record`."""
+    parser = argparse.ArgumentParser(
+        prog=program("record"),
+        description="Record episodes of an environment for a supervised warm start.",
+    )
+    _add_env(parser)
+    add = parser.add_argument
+    add(
+        "--policy",
+        default="expert",
+        help="expert, random, or module:function of (env, observation, info, rng); %(default)s",
+    )
+    add("--episodes", type=int, default=64)
+    add("--seed", type=int, default=0, help="episode e resets with seed + e")
+    add("--only-won", action="store_true", help="leave episodes out that fail")
+    add("--output", required=True, help="JSON lines file to write")
+    return parser
+
+
+def sft_parser() -> argparse.ArgumentParser:
+    """Return the parser of `sft`."""
+    parser = argparse.ArgumentParser(
+        prog=program("sft"),
+        description="Train a model on recorded prompts and responses (see rllib-gigpo record).",
+    )
+    add = parser.add_argument
+    models = "tiny (with the words of the data), smollm2-135m, id, folder"
+    add("--model", required=True, help=models)
+    add("--data", required=True, nargs="+", help="JSON lines files")
+    add("--output", required=True, help="folder to write")
+    add("--steps", type=int, default=60, help="optimizer steps, %(default)s")
+    add("--batch-size", type=int, default=64, help="%(default)s")
+    add("--lr", type=float, help="peak; by default 3e-3 for tiny, else 1e-5")
+    add("--warmup-steps", type=int, default=20, help="%(default)s")
+    add("--seed", type=int, default=0)
+    add("--token-budget", type=int, default=16_384, help="of a micro-batch, %(default)s")
+    add("--dtype", default="float32", choices=("float32", "bfloat16"))
+    add("--max-prompt-tokens", type=int, default=2048, help="%(default)s")
+    return parser
+
+
+def export_parser() -> argparse.ArgumentParser:
+    """Return the parser of `export`."""
+    parser = argparse.ArgumentParser(
+        prog=program("export"),
+        description="Write a trained policy as a Hugging Face folder. Checkpoints are pickles: "
+        "export only those that you trust.",
+    )
+    add = parser.add_argument
+    add("checkpoint", help="folder of an RLlib checkpoint")
+    add("output", help="folder to write, new or empty")
+    kinds = "full: all weights; of LoRA the adapter alone, or merged into its base; %(default)s"
+    add("--kind", choices=("full", "adapter", "merged"), default="full", help=kinds)
+    add("--module-id", default="default_policy", help="%(default)s")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="%(default)s")
+    add("--base", help="folder or id of the base model, where it has moved")
+    return parser
+
+
+def compare_parser() -> argparse.ArgumentParser:
+    """Return the parser of `compare`."""
+    parser = argparse.ArgumentParser(
+        prog=program("compare"),
+        description="""\
+Compare algorithms over seeds on one environment.
+
+    rllib-gigpo compare --algos gigpo,grpo,rloo --seeds 5 --env KeyDoor
+    rllib-gigpo compare --algos gigpo,grpo --config my_runs.py:config
+
+All runs of a seed start from the same model and train for the same number of environment steps.
+Each is a file when it is finished; the same command goes on where it was stopped. The output folder
+gets comparison.md, comparison.tex, comparison.json and curves.png (success against environment
+steps, tokens and wall-clock).""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--algos", default="gigpo,grpo,rloo", help="presets, by commas; the first is compared")
+    add("--seeds", type=int, default=5)
+    add("--env-steps", type=int, default=50_000, help="of each run, at least; %(default)s")
+    add("--config", metavar="FILE:NAME", help="function (algo, seed) -> GiGPOConfig")
+    add("--env", default="KeyDoor", help=f"{_ENV}; %(default)s")
+    add("--env-config", default="{}", metavar="JSON", help="constructor arguments")
+    add("--profile", default=None, metavar="MODULE:NAME", help=_OWN_PROFILE)
+    add("--model", default="tiny", help="any name of llm(model=...); %(default)s")
+    limit = "by default 64 in KeyDoor, else 2048"
+    add("--max-prompt-tokens", type=int, default=None, help=limit)
+    limit = "by default 8 in KeyDoor, 64 of tiny models elsewhere, else 512"
+    add("--max-response-tokens", type=int, default=None, help=limit)
+    add("--episodes", type=int, default=128, help="per iteration, in groups of 8; %(default)s")
+    warm = "random ones that teach tiny the format; %(default)s"
+    add("--warm-episodes", type=int, default=400, help=warm)
+    add("--tasks", type=int, default=128, help="of the evaluation panel; %(default)s")
+    add("--set", default="{}", metavar="JSON", help="arguments of training(...), for every run")
+    add("--workers", type=int, default=os.cpu_count() or 1, help="runs at once; %(default)s")
+    add("--gpus-per-run", type=float, default=0.0, help="may be a fraction")
+    add("--output", default="runs/compare", help="folder; %(default)s")
+    return parser
+
+
+def evaluate_parser() -> argparse.ArgumentParser:
+    """Return the parser of `evaluate`."""
+    parser = argparse.ArgumentParser(
+        prog=program("evaluate"),
+        description="""\
+Evaluate a model or a prompted agent on a fixed panel of tasks.
+
+    rllib-gigpo evaluate runs/alfworld/checkpoint --tasks 140
+    rllib-gigpo evaluate WebShop --model Qwen/Qwen2.5-7B-Instruct --prompting react
+    rllib-gigpo evaluate ALFWorld --endpoint http://127.0.0.1:8000/v1 --model NAME \\
+        --prompting reflexion --tries 3
+
+A model is an RLlib checkpoint, a Hugging Face id or folder, or what an OpenAI-compatible server
+serves (vllm serve, ...). A checkpoint brings its environment, agent profile, token limits and
+temperature; options replace them. The panel is the same on every machine. Every episode is written
+down as it ends, so the same command goes on where it was stopped. The output folder gets
+episodes.jsonl, result.json, table.md and table.tex. Checkpoints are pickles: evaluate only those
+that you trust.""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    what = f"{_ENV}; or a checkpoint, or the folder of a run that holds one"
+    add("what", metavar="ENV_OR_CHECKPOINT", help=what)
+    arguments = "constructor arguments, on top of the checkpoint's"
+    add("--env-config", default="{}", metavar="JSON", help=arguments)
+    profile = "by default the checkpoint's, else the environment's own"
+    add("--profile", default=None, metavar="MODULE:NAME", help=profile)
+    models = "checkpoint, Hugging Face id or folder, or the server's name"
+    add("--model", default=None, help=models)
+    add("--endpoint", default=None, metavar="URL", help="OpenAI-compatible server, up to /v1")
+    add("--api-key-env", default="OPENAI_API_KEY", help="variable that holds the server's key")
+    add("--prompting", default="plain", choices=("plain", "react", "reflexion"))
+    add("--tries", type=int, default=1, help="tries of an episode, for reflexion")
+    add("--tasks", type=int, default=128, help="tasks of the panel, %(default)s")
+    add("--samples", type=int, default=1, help="episodes per task (k)")
+    for name, fallback in (("prompt", "2048"), ("response", "512")):
+        limit = f"by default the checkpoint's, else {fallback}"
+        add(f"--max-{name}-tokens", type=int, default=None, help=limit)
+    temperature = "by default the checkpoint's of evaluation, else 0.4"
+    add("--temperature", type=float, default=None, help=temperature)
+    add("--max-steps", type=int, default=None, help="steps after which an episode is cut off")
+    add("--seed", type=int, default=0, help="of the responses")
+    add("--workers", type=int, default=16, help="episodes at once, %(default)s")
+    add("--quiet", action="store_true", help="no progress")
+    add("--output", default=None, help="folder; by default below runs/evaluate")
+    return parser
+
+
+def _add_env(parser: argparse.ArgumentParser) -> None:
+    """Add the environment's name, its arguments and its agent profile."""
+    add = parser.add_argument
+    add("env", help=_ENV)
+    add("--env-config", default="{}", metavar="JSON", help="constructor arguments, %(default)s")
+    profile = f"agent profile, or a function that makes it; {_OWN_PROFILE}"
+    add("--profile", default=None, metavar="MODULE:NAME", help=profile)
