@@ -48,6 +48,21 @@ class RunFolder:
         """Return the path of an iteration's rows, "jsonl" or "parquet"."""
         return self.rollouts / f"{iteration:06d}.{kind}"
 
+    def inside(self, path: Path) -> Path:
+        """Return a path of this folder that is going to be read.
+
+        A folder that somebody sent may hold links to files of whoever opens it, and a report of it
+        would carry them away.
+
+        Raises:
+            ValueError: A link leads out of the folder.
+        """
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise ValueError(
+                f"{path} is a link out of the run folder: it is not read; put the file itself there"
+            )
+        return path
+
     def recorded_iterations(self) -> list[int]:
         """Return the iterations whose rows are here, in order."""
         if not self.rollouts.is_dir():

@@ -84,8 +84,9 @@ def read_receipt(path: Any) -> dict[str, Any]:
         FileNotFoundError: The folder holds no run.
     """
     folder = RunFolder(path)
-    run = read_json(folder.run)
-    return receipt_of(run, read_lines(folder.metrics) if folder.metrics.exists() else [])
+    run = read_json(folder.inside(folder.run))
+    metrics = folder.inside(folder.metrics)
+    return receipt_of(run, read_lines(metrics) if metrics.exists() else [])
 
 
 def receipt_text(receipt: Mapping[str, Any]) -> str:

@@ -45,14 +45,15 @@ def run_data(folder: RunFolder, *, after: int = 0) -> dict[str, Any]:
         folder: The run folder.
         after: Leave out the lines of iterations up to this one.
     """
-    run = read_json(folder.run)
+    run = read_json(folder.inside(folder.run))
     if not isinstance(run, dict):
         raise ValueError(f"{folder.run}: expected a JSON object")
-    metrics = _lines(folder.metrics)
+    metrics = _lines(folder, folder.metrics)
     return {
         "run": run,
         "metrics": [line for line in metrics if _number(line) > after],
-        "evaluations": _lines(folder.evaluations),
+        "evaluations": _lines(folder, folder.evaluations),
+        "events": _lines(folder, folder.events),
         "receipt": receipt_of(run, metrics),
         "iterations": folder.recorded_iterations(),
         "phases": [*PHASES, "other"],
@@ -61,10 +62,11 @@ def run_data(folder: RunFolder, *, after: int = 0) -> dict[str, Any]:
 
 def state(folder: RunFolder) -> dict[str, Any]:
     """Return what changes when a run goes on: the iterations that are there."""
-    lines = _lines(folder.metrics)
+    lines = _lines(folder, folder.metrics)
     return {
         "last": _number(lines[-1]) if lines else 0,
-        "evaluations": len(_lines(folder.evaluations)),
+        "evaluations": len(_lines(folder, folder.evaluations)),
+        "events": len(_lines(folder, folder.events)),
         "iterations": folder.recorded_iterations(),
     }
 
@@ -93,10 +95,10 @@ def rollout_data(folder: RunFolder, iteration: int) -> dict[str, Any]:
 
 
 def _rows(folder: RunFolder, iteration: int) -> list[dict[str, Any]]:
-    lines = folder.rollout_file(iteration)
+    lines = folder.inside(folder.rollout_file(iteration))
     if lines.exists():
         return read_lines(lines)
-    return read_rows(folder.rollout_file(iteration, "parquet"))
+    return read_rows(folder.inside(folder.rollout_file(iteration, "parquet")))
 
 
 def _cell(value: Any, texts: dict[str, int]) -> Any:
@@ -117,13 +119,13 @@ def _pictures(folder: RunFolder, rows: Iterable[Mapping[str, Any]]) -> dict[str,
         path = folder.pictures / f"{name}.png"
         if not PICTURE_NAME.fullmatch(name) or not path.is_file():
             continue
-        if path.stat().st_size <= _LARGEST_PICTURE:
+        if folder.inside(path).stat().st_size <= _LARGEST_PICTURE:
             found[name] = base64.b64encode(path.read_bytes()).decode()
     return found
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return read_lines(path) if path.exists() else []
+def _lines(folder: RunFolder, path: Path) -> list[dict[str, Any]]:
+    return read_lines(folder.inside(path)) if path.exists() else []
 
 
 def _number(line: Mapping[str, Any]) -> int:
