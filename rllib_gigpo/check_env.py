@@ -26,7 +26,7 @@ from rllib_gigpo.anchor_study import (
 )
 from rllib_gigpo.commands import env_of
 from rllib_gigpo.encoding import encode_chat
-from rllib_gigpo.env_checks import CHECKS
+from rllib_gigpo.env_checks import CHECKS, ContractNote
 from rllib_gigpo.grouping import AnchorRule
 from rllib_gigpo.models import FROM_SCRATCH, ModelSpec, load_tokenizer, materialize
 from rllib_gigpo.registry import LLMEnvSpec
@@ -63,7 +63,8 @@ def contract_rows(spec: LLMEnvSpec) -> tuple[list[tuple[str, str]], bool]:
     """Run every check of the contract.
 
     Returns:
-        One row (what is checked, "ok" or what is wrong) per check, and whether all hold.
+        One row (what is checked; "ok", "note: ..." or "BROKEN: ...") per check, and whether the
+        contract is kept, as it is with notes.
     """
     rows, is_kept = [], True
     for check in CHECKS:
@@ -71,6 +72,8 @@ def contract_rows(spec: LLMEnvSpec) -> tuple[list[tuple[str, str]], bool]:
         try:
             check(spec.make, random_legal)
             result = "ok"
+        except ContractNote as note:
+            result = f"note: {note}"
         except Exception as error:  # whatever an environment raises is what is reported
             result = f"BROKEN: {type(error).__name__}: {error}"
             is_kept = False

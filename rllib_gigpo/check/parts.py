@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from rllib_gigpo.callbacks import check_callbacks
 from rllib_gigpo.check.findings import Finding
 from rllib_gigpo.check_env import contract_rows
 from rllib_gigpo.config import GiGPOConfig
-from rllib_gigpo.encoding import encode_chat
+from rllib_gigpo.encoding import Encoded, encode_chat
 from rllib_gigpo.models import (
     load_generation_config,
     load_tokenizer,
@@ -19,7 +19,7 @@ from rllib_gigpo.models import (
     stop_token_ids,
 )
 from rllib_gigpo.registry import LLMEnvSpec
-from rllib_gigpo.scripted import random_legal
+from rllib_gigpo.scripted import Step, random_legal
 from rllib_gigpo.validation import setting_faults
 from rllib_gigpo.vision.sight import load_sight
 
@@ -53,7 +53,9 @@ def environment_part(config: GiGPOConfig) -> list[Finding]:
     else:
         rows, is_kept = contract_rows(spec)
         findings += [
-            Finding("environment", "FAULT", f"{what}: {result}")
+            Finding("environment", "note", result.removeprefix("note: "))
+            if result.startswith("note: ")
+            else Finding("environment", "FAULT", f"{what}: {result}")
             for what, result in rows
             if result != "ok"
         ]
@@ -109,18 +111,10 @@ def model_part(config: GiGPOConfig, *, with_prompts: bool = True) -> Iterator[Fi
             "FAULT",
             "no token ends an answer: set eos_token_id in the model's generation_config.json",
         )
-    spec = _with(config.env_spec, config.env_config)
     if config.is_multi_agent or not with_prompts:
         return
-    sight = load_sight(path)
-    env = spec.make()
-    played = play_groups(env, profile, random_legal, groups=_GROUPS, group_size=_GROUP_SIZE, seed=1)
-    env.close()
-    steps = [s for group in played for episode in group for s in episode.steps]
-    longest = max(
-        len(encode_chat(tokenizer, profile.prompt(s.context), s.context.pictures, sight).ids)
-        for s in steps
-    )
+    steps = random_steps(config)
+    longest = max(len(prompt.ids) for prompt in prompts_of(config, steps))
     limit = config.max_prompt_tokens
     told = f"the longest of {len(steps)} random prompts has {longest} tokens, the limit is {limit}"
     if longest <= limit:
@@ -142,3 +136,22 @@ def model_part(config: GiGPOConfig, *, with_prompts: bool = True) -> Iterator[Fi
             f"a response without a thought takes {needed} tokens and max_response_tokens="
             f"{config.max_response_tokens}: raise it",
         )
+
+
+def random_steps(config: GiGPOConfig) -> list[Step]:
+    """Play some random episodes of a run's environment, for one agent, and return their steps."""
+    env = _with(config.env_spec, config.env_config).make()
+    played = play_groups(
+        env, config.agent_profile, random_legal, groups=_GROUPS, group_size=_GROUP_SIZE, seed=1
+    )
+    env.close()
+    return [step for group in played for episode in group for step in episode.steps]
+
+
+def prompts_of(config: GiGPOConfig, steps: Iterable[Step]) -> list[Encoded]:
+    """Return the prompts of steps as the run's model reads them."""
+    path = materialize(config.model_spec)
+    tokenizer, sight, profile = load_tokenizer(path), load_sight(path), config.agent_profile
+    return [
+        encode_chat(tokenizer, profile.prompt(s.context), s.context.pictures, sight) for s in steps
+    ]

@@ -47,7 +47,6 @@ def test_unknown_environment_lists_the_known_ones():
         (broken_envs.PlainSpaces, "does not contain"),
         (broken_envs.HashOrder, "another process"),
         (broken_envs.Leftovers, "left a trace"),
-        (broken_envs.OneTask, "same task"),
         (broken_envs.ForgetfulPickle, "a copy made after"),
         (broken_envs.StepCounter, "after an invalid action"),
         (broken_envs.CountDown, "counts the steps"),
@@ -63,6 +62,11 @@ def test_unknown_environment_lists_the_known_ones():
 def test_contract_notices(broken, message):
     with pytest.raises(ContractError, match=message):
         check_contract(broken, broken_envs.only_moves)
+
+
+def test_one_task_alone_is_noted():
+    with pytest.warns(UserWarning, match="20 seeds all give the same task"):
+        check_contract(broken_envs.OneTask, broken_envs.only_moves)
 
 
 def test_contract_notices_an_error_on_nonsense():

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rllib_gigpo.env_checks import CHECKS, ContractError, check_seeds_give_different_tasks
+from rllib_gigpo.env_checks import CHECKS, ContractNote, check_seeds_give_different_tasks
 from rllib_gigpo.registry import get_env_spec
 from rllib_gigpo.scripted import random_legal
 from tests import mcp_dial_server, openenv_dial_server
@@ -105,7 +105,7 @@ def made(case: str, places: Callable[[str], str]) -> Make:
 def test_adapter_keeps_the_contract(case, check, places):
     make = made(case, places)
     if case in ONE_TASK and check is check_seeds_give_different_tasks:
-        with pytest.raises(ContractError, match="same task"):
+        with pytest.raises(ContractNote, match="same task"):
             check(make, random_legal)
     else:
         check(make, random_legal)

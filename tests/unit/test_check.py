@@ -65,6 +65,13 @@ def test_an_environment_without_its_data_is_a_fault(tmp_path: Path):
     assert parts == ["settings", "environment", "model"]
 
 
+def test_one_task_alone_is_a_note():
+    config = tiny_config().environment("tests.broken_envs:OneTask")
+    found = {finding.state: finding.text for finding in environment_part(config)}
+    assert set(found) == {"note", "ok"}
+    assert found["note"].startswith("20 seeds all give the same task")
+
+
 def test_the_evaluations_own_data_are_looked_for(tmp_path: Path):
     config = (
         tiny_config()

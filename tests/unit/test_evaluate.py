@@ -202,7 +202,7 @@ def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys
     asks = "look: {observation}"
     profile = AgentProfile(ChatTemplate(user=asks), memory=NoMemory(), parser=TagParser())
     config = tiny_config().agent(profile=profile, max_episode_steps=4).llm(eval_temperature=0.7)
-    config.evaluation(evaluation_config={"env_config": {"size": 3}})
+    config.evaluation(evaluation_interval=1000, evaluation_config={"env_config": {"size": 3}})
     run = tmp_path / "run"
     algorithm = config.recording(enabled=False).build_algo()
     algorithm.save_to_path(str(run / "checkpoint"))
