@@ -52,6 +52,7 @@ class GiGPOConfig(DerivedSettings):
         self._set_serving_defaults()
         self._set_recording_defaults()
         self._set_fault_defaults()
+        self._set_watchdog_defaults()
         self.algorithm_name = self._preset
         for name, value in get_preset(self._preset).settings.items():
             setattr(self, name, value)

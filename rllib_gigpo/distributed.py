@@ -1,5 +1,6 @@
 """Sums over learners (torch.distributed: gloo on CPU, NCCL on GPUs)."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,8 +75,10 @@ def clip_gradients(parameters: list[torch.nn.Parameter], limit: float) -> float:
     gradients = [_local(parameter.grad) for parameter in parameters]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         squares[is_sharded(parameter)] += float(gradient.double().square().sum())
-    norm = (sum_over_learners([squares[True]])[0] + squares[False]) ** 0.5
-    if norm > limit:
+    square = sum_over_learners([squares[True]])[0] + squares[False]
+    # As in the norm of whole gradients, whose squares are added up in float32.
+    norm = square**0.5 if square <= torch.finfo(torch.float32).max else math.inf
+    if limit < norm < math.inf:
         for gradient in gradients:
             gradient.mul_(limit / (norm + 1e-6))
     return norm

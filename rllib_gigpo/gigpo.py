@@ -10,8 +10,9 @@ from __future__ import annotations
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -41,12 +42,15 @@ from rllib_gigpo.collect import Collected, collect, token_counts
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.env_runner import LLMEnvRunner, Played
 from rllib_gigpo.learner import PHASES
+from rllib_gigpo.learner_report import check_skipped
 from rllib_gigpo.metrics import episode_metrics, step_group_metrics
+from rllib_gigpo.out_of_memory import naming_memory
 from rllib_gigpo.recording.recorder import RunRecorder
 from rllib_gigpo.rollout import Episode, GroupTask
 from rllib_gigpo.rows import RowData, episodes_to_batch, modules_of
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.watched_actors import WatchedActors
+from rllib_gigpo.watching import Watchdog
 from rllib_gigpo.weight_sync import WeightSync
 
 T = TypeVar("T")
@@ -68,6 +72,7 @@ class GiGPO(Algorithm):
     Attributes:
         last_evaluation: Per episode of the last evaluation: seed, task id, member, won, return.
         recorder: Writes the run folder; None where `recording(enabled=False)`.
+        watchdog: Looks for collapse; None where `watchdog(enabled=False)`.
     """
 
     config: GiGPOConfig
@@ -88,8 +93,10 @@ class GiGPO(Algorithm):
         self._thread: ThreadPoolExecutor | None = None
         self.last_evaluation: list[dict[str, Any]] = []
         self.recorder: RunRecorder | None = None
+        self.watchdog: Watchdog | None = None
         check_name(self.get_default_config(), config)
-        super().setup(config)
+        with naming_memory("setup", config):
+            super().setup(config)
         trains_locally = self.env_runner_group.num_remote_workers() == 0
         if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
             self.eval_env_runner.share_engine(_local(self.env_runner_group))
@@ -101,13 +108,19 @@ class GiGPO(Algorithm):
             group._worker_manager = WatchedActors.take_over(
                 group._worker_manager, self.config.heartbeat_timeout_s
             )
-        self.weights = WeightSync(
-            self.config, groups, self.first_learner, self.learner_group.is_local
-        )
-        self._sync_weights()
+        with naming_memory("engines", self.config):
+            self.weights = WeightSync(
+                self.config, groups, self.first_learner, self.learner_group.is_local
+            )
+        with naming_memory("sync", self.config):
+            self._sync_weights()
         if self.config.record:
             self.recorder = RunRecorder(self)
-            self.callbacks = [*force_list(self.callbacks), self.recorder]
+        if self.config.watch:
+            self.watchdog = Watchdog(self)
+        # The recorder last: it writes what the others have added to the result.
+        own = [each for each in (self.watchdog, self.recorder) if each is not None]
+        self.callbacks = [*force_list(self.callbacks), *own]
 
     @override(Algorithm)
     def cleanup(self) -> None:
@@ -138,6 +151,8 @@ class GiGPO(Algorithm):
         """Run one iteration."""
         if self.recorder is not None:
             self.recorder.begin(self.num_updates)
+        if self.watchdog is not None:
+            self.watchdog.begin(self.num_updates)
         with self._timed("rollout"):
             collected = self._collect(self.num_updates)
         with self._timed("grouping"):
@@ -155,6 +170,17 @@ class GiGPO(Algorithm):
                 wait([self._ahead.collected])
         with self._timed("sync"):
             self._sync_weights()
+
+    @override(Algorithm)
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Let callbacks see and log the result; then act where it tells a collapse.
+
+        Raises:
+            CollapseError: It does, and the settings say that this ends the run.
+        """
+        super().log_result(result)
+        if self.watchdog is not None:
+            self.watchdog.act()
 
     def _collect(self, iteration: int) -> Collected:
         """Return the episodes of an iteration, played ahead or now."""
@@ -293,6 +319,13 @@ class GiGPO(Algorithm):
             seconds = [r[ALL_MODULES][f"seconds_{phase}"].peek() for r in results]
             self.metrics.log_value((TIMERS, phase), float(np.max(seconds)), window=1)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        # All learners leave out the same steps.
+        skipped = {
+            module_id: found["skipped_steps_in_a_row"].peek()
+            for module_id, found in results[0].items()
+            if "skipped_steps_in_a_row" in found
+        }
+        check_skipped(skipped, self.config.max_skipped_steps)
 
     def _log_rollout(self, collected: Collected, batch: MultiAgentBatch) -> None:
         found = episode_metrics(collected.episodes)
@@ -304,6 +337,10 @@ class GiGPO(Algorithm):
             found["num_env_steps_sampled"],
             reduce="lifetime_sum",
         )
+        uniform_share = collected.uniform_share()
+        if uniform_share is not None:
+            place = (ENV_RUNNER_RESULTS, "uniform_group_share")
+            self.metrics.log_value(place, uniform_share, window=1)
         for kind, tokens in token_counts(collected.episodes).items():
             self.metrics.log_value((ENV_RUNNER_RESULTS, f"num_{kind}_tokens"), tokens, window=1)
         self.metrics.log_dict(step_group_metrics(batch), key=ENV_RUNNER_RESULTS, window=1)
@@ -332,8 +369,13 @@ class GiGPO(Algorithm):
             "the first learner does not answer: it died; restore the run from its last checkpoint"
         )
 
-    def _timed(self, phase: str):
-        return self.metrics.log_time((TIMERS, phase), reduce="mean", window=1)
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        with (
+            self.metrics.log_time((TIMERS, phase), reduce="mean", window=1),
+            naming_memory(phase, self.config),
+        ):
+            yield
 
     @override(Algorithm)
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from rllib_gigpo.learner_report import report_values
 from rllib_gigpo.module import CausalLMModule, share_bases
 from rllib_gigpo.objective import StepTotals, Totals
 from rllib_gigpo.rows import Columns, complete_batch
+from rllib_gigpo.out_of_memory import naming_memory
 from rllib_gigpo.scoring import held_rows, loss_inputs, pack_rows, score_next_states, score_rows
 from rllib_gigpo.sequences import MicroBatch, ResponseLogps, nothing_of, pack
 from rllib_gigpo.sharding import gathered, part_like
@@ -54,6 +55,7 @@ _STATE_KEY = "gigpo_optimizer_steps"
 _KL_KEY = "gigpo_kl_coeffs"
 
 
+_LR_KEY = "gigpo_lr_factor"
 class GiGPOTorchLearner(GroupedLearner):
     """Learner of GiGPO and its relatives.
 
@@ -71,12 +73,14 @@ class GiGPOTorchLearner(GroupedLearner):
         self._optimizer_steps: dict[str, int] = {}
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._sums = Totals()
+        self._lr_factor = 1.0
         self._totals: dict[str, Totals] = {}
         self._largest: dict[str, dict[str, float]] = {}
         self._gradient_norms: dict[str, list[list[float]]] = {}
         self._skipped: dict[str, int] = {}
         self._gathered_optimizers: dict[str, Any] | None = None
         self._own_settings: dict[str, GiGPOConfig] = {}
+        self._skipped_in_a_row: dict[str, int] = {}
 
     def _settings(self, module_id: str) -> GiGPOConfig:
         """Return a policy's settings, read once per update."""
@@ -348,6 +352,7 @@ class GiGPOTorchLearner(GroupedLearner):
             if parameter.grad is None:
                 # Not one row held here has an advantage. The optimizer passes over parameters
                 # without gradient, but a gradient of 0 still moves them by momentum and decay.
+        Norms are taken after the sum over learners, so that all of them leave it out.
                 parameter.grad = torch.zeros_like(parameter)
         if self.distributed:
             sum_gradients([parameter for group in groups for parameter in group])
@@ -364,7 +369,9 @@ class GiGPOTorchLearner(GroupedLearner):
         warmup = min(1.0, number / max(1, config.lr_warmup_steps))
         rates = (config.lr, config.critic_lr)
         for group, rate in zip(optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate * warmup
+            self._skipped_in_a_row[module_id] = self._skipped_in_a_row.get(module_id, 0) + 1
+            group["lr"] = rate * warmup * self._lr_factor
+        self._skipped_in_a_row[module_id] = 0
         optimizer.step()
 
     # Reports ---------------------------------------------------------------------------------
@@ -373,6 +380,10 @@ class GiGPOTorchLearner(GroupedLearner):
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Log what the update did."""
         super().after_gradient_based_update(timesteps=timesteps)
+    def set_lr_factor(self, factor: float) -> None:
+        """Multiply all learning rates from now on, in runs that go on from a checkpoint too."""
+        self._lr_factor = factor
+
         for phase, seconds in self._seconds.items():
             self.metrics.log_value((ALL_MODULES, f"seconds_{phase}"), seconds, window=1)
         for module_id, sums in self._totals.items():
@@ -389,6 +400,7 @@ class GiGPOTorchLearner(GroupedLearner):
             for name in ("ratio", "correction", "engine_logp_gap"):
                 largest = self._largest.get(module_id, {}).get(name, 0.0)
                 # Each learner knows its own rows; RLlib takes the largest of all learners.
+            values["skipped_steps_in_a_row"] = self._skipped_in_a_row.get(module_id, 0)
                 self.metrics.log_value((module_id, f"{name}_max"), largest, reduce="max", window=1)
             if self.config.kl_target is not None:
                 self._kl_coeffs[module_id] = adapted_kl_coeff(
@@ -408,7 +420,8 @@ class GiGPOTorchLearner(GroupedLearner):
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        with naming_memory(phase, self.config):
+            yield
         self._seconds[phase] += time.perf_counter() - start
 
     # State -----------------------------------------------------------------------------------
@@ -514,3 +527,5 @@ class GiGPOTorchLearner(GroupedLearner):
         if _STATE_KEY in state:
             self._optimizer_steps = dict(state[_STATE_KEY])
         self._kl_coeffs = dict(state.get(_KL_KEY, self._kl_coeffs))
+            _LR_KEY: self._lr_factor,
+        self._lr_factor = state.get(_LR_KEY, self._lr_factor)

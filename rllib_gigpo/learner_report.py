@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -50,3 +51,23 @@ def report_values(
     if credit.explained_variance is not None:
         values["vf_explained_var"] = credit.explained_variance
     return values
+
+
+def check_skipped(counts: Mapping[str, float], limit: int) -> None:
+    """Stop a run whose optimizer steps are left out one after the other.
+
+    Args:
+        counts: Per module, steps that were left out since the last one that was taken.
+        limit: `training(max_skipped_steps=...)`.
+
+    Raises:
+        RuntimeError: One has reached the limit.
+    """
+    for module_id, count in counts.items():
+        if count >= limit:
+            raise RuntimeError(
+                f"the last {count:.0f} optimizer steps of module {module_id!r} were left out "
+                f"because their gradients were not finite (max_skipped_steps={limit}); its weights "
+                "are those of before: look at the rows of the last iteration, lower lr, or restore "
+                "an earlier checkpoint"
+            )

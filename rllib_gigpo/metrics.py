@@ -16,6 +16,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch
 
 from rllib_gigpo.advantages import dense_ids
 from rllib_gigpo.grouping import SIZE_BINS, group_size_histogram
+from rllib_gigpo.repetition import is_repeating
 from rllib_gigpo.rows import agent_episodes, modules_of, step_is_valid
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
@@ -36,10 +37,11 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     Returns:
         `episode_return_mean`, `episode_len_mean` (environment steps), `valid_action_rate`,
         `prompt_tokens_mean` and `response_tokens_mean` (per step), `response_cut_rate` (responses
-        that hit the token limit), `truncated_rate` (episodes), `num_episodes`,
-        `num_env_steps_sampled`; where the environment tells, `success_rate` and
-        `success_rate/<task type>`, and for every other number of its last info, such as `score`,
-        `<name>_mean` and `<name>_mean/<task type>`; and `agent_episode_return_mean/<agent>` and
+        that hit the token limit), `repeated_response_rate` (responses that are loops),
+        `truncated_rate` (episodes), `num_episodes`, `num_env_steps_sampled`; where the environment
+        tells, `success_rate` and `success_rate/<task type>`, and for every other number of its last
+        info, such as `score`, `<name>_mean` and `<name>_mean/<task type>`; and
+        `agent_episode_return_mean/<agent>` and
         `module_episode_return_mean/<module>`.
     """
     values: dict[str, list[float]] = defaultdict(list)
@@ -65,6 +67,8 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
                 values["valid_action_rate"].append(step_is_valid(single, step))
                 values["prompt_tokens_mean"].append(len(single.observations[step]))
                 values["response_tokens_mean"].append(len(single.actions[step]))
+                response = single.actions[step].tolist()
+                values["repeated_response_rate"].append(is_repeating(response))
                 reason = single.extra_model_outputs["finish_reason"][step]
                 values["response_cut_rate"].append(reason == "length")
     means = {name: float(np.mean(found)) for name, found in values.items()}

@@ -35,6 +35,7 @@ from rllib_gigpo.value_checks import (
     is_number,
     is_whole,
 )
+from rllib_gigpo.watchdog import SIGNALS
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
@@ -65,6 +66,8 @@ _CHOICES = {
     "activation_checkpointing": (True, False),
     "weight_sync": ("auto", "ray", "nccl", "ipc"),
     "on_env_failure": ("raise", "replay", "drop"),
+    "watch": (True, False),
+    "on_collapse": ("warn", "stop", "rollback"),
     "on_long_prompt": ("error", "end_episode", "shorten_observation"),
     "freeze_vision_tower": (True, False),
     "lockstep": (True, False),
@@ -86,6 +89,9 @@ _WHOLE = {
     "num_engines": 1,
     "max_replays": 1,
     "max_skipped_steps": 1,
+    "watch_patience": 1,
+    "best_every": 1,
+    "max_rollbacks": 0,
     "max_sampling_rounds": 1,
     "history_length": 0,
     "kl_horizon": 1,
@@ -119,6 +125,7 @@ _RANGES = {
     "temperature": (1e-3, math.inf),
     "top_p": (1e-6, 1.0),
     "max_dropped_share": (0.0, 1.0),
+    "rollback_lr_factor": (1e-6, 1.0),
 }
 _NUMBER_OR_NONE = {
     "heartbeat_timeout_s": 1.0,
@@ -195,6 +202,7 @@ def _checks(config: GiGPOConfig) -> Iterator[Callable[[], Iterator[str] | None]]
     yield partial(_check_betas, config.adam_betas)
     yield partial(_check_task_seeds, config.evaluation_task_seeds)
     yield partial(_check_trackers, config.trackers)
+    yield partial(_check_signals, config.watch_signals)
     yield from check_rllib(config)
     # Those of settings together come last: they read several.
     together = (
@@ -291,6 +299,15 @@ def _check_correction(correction: Any) -> None:
         )
 
 
+def _check_signals(chosen: Any) -> None:
+    is_list = isinstance(chosen, Sequence) and not isinstance(chosen, str) and len(chosen) > 0
+    if not is_list or not all(signal in SIGNALS for signal in chosen):
+        raise ValueError(
+            f"watchdog(signals={chosen!r}): expected a list of {', '.join(map(repr, SIGNALS))}; "
+            "watchdog(enabled=False) looks at none"
+        )
+
+
 def _check_engine(config: GiGPOConfig) -> Iterator[str]:
     if config.probe_tolerance is not None:
         check_range("probe_tolerance", config.probe_tolerance, 0.0, math.inf)
@@ -356,6 +373,11 @@ def _check_lora(config: GiGPOConfig) -> Iterator[str]:
 
 
 def _check_pairs(config: GiGPOConfig) -> Iterator[str]:
+    if not config.watch and config.on_collapse != "warn":
+        yield (
+            f"watchdog(enabled=False, on_collapse={config.on_collapse!r}): without the watchdog "
+            "nothing sees a collapse; leave it on, or on_collapse at 'warn'"
+        )
     if config.minibatch_size is not None and config.num_minibatches is not None:
         yield (
             f"minibatch_size={config.minibatch_size} and num_minibatches={config.num_minibatches} "

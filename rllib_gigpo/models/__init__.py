@@ -8,6 +8,7 @@ runs.
 """
 
 from rllib_gigpo.models.loading import (
+    check_vocabulary,
     load_causal_lm,
     load_generation_config,
     load_tokenizer,
@@ -24,6 +25,7 @@ __all__ = [
     "ModelSpec",
     "TinyShape",
     "TinyVisionShape",
+    "check_vocabulary",
     "load_causal_lm",
     "load_generation_config",
     "load_tokenizer",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rllib_gigpo.models.cache import build_once
 from rllib_gigpo.models.spec import SMOLLM2, TINY, TINY_VISION, ModelSpec
 from rllib_gigpo.vision.families import MODEL_TYPES
 
+_LOG = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
 
 
@@ -161,6 +163,45 @@ def _end_of_turn_id(tokenizer: transformers.PreTrainedTokenizerBase) -> int | No
     answer = "the-answer-itself"
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
     text = tokenizer.apply_chat_template(turns, tokenize=False)
+def check_vocabulary(
+    tokenizer: transformers.PreTrainedTokenizerBase, written: Iterable[int], rows: int, path: str
+) -> None:
+    """Check that a model has an embedding for what its tokenizer writes into every prompt.
+
+    Tokenizers may know further tokens that no text of a task holds, as Gemma's does for pictures:
+    those are told in the log, and a prompt that holds one ends the run at the engine.
+
+    Args:
+        tokenizer: The tokenizer, with its chat template.
+        written: Token ids of a prompt in the model's chat template, and those that end a turn.
+        rows: Embeddings of the model.
+        path: For the message.
+
+    Raises:
+        ValueError: A token of the chat template, or one that ends a turn, has no embedding.
+    """
+    lacking = sorted({int(token_id) for token_id in written if token_id >= rows})
+    cure = (
+        "call model.resize_token_embeddings(len(tokenizer)) and save it, or use the tokenizer that "
+        "the model was trained with"
+    )
+    if lacking:
+        token = tokenizer.convert_ids_to_tokens(lacking[0])
+        raise ValueError(
+            f"the tokenizer of {path!r} writes {token!r}, token {lacking[0]}, but the model has "
+            f"embeddings for {rows} tokens only: {cure}"
+        )
+    if len(tokenizer) > rows:
+        _LOG.warning(
+            "the tokenizer of %r knows %d tokens, its model has embeddings for %d: a prompt that "
+            "holds one of the others ends the run; %s",
+            path,
+            len(tokenizer),
+            rows,
+            cure,
+        )
+
+
     _, found, tail = str(text).rpartition(answer)
     ids = tokenizer(tail.lstrip(), add_special_tokens=False)["input_ids"] if found else []
     special = {

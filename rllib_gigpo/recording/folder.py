@@ -3,6 +3,9 @@
     run.json            what the run is: settings, versions, commit, seeds, data, command
     metrics.jsonl       one line per iteration
     evaluations.jsonl   one line per evaluation
+    events.jsonl        what the watchdog has seen and done, in the order of time
+    watchdog/           the best weights so far, where the watchdog may go back to them
+    collapse/000012.jsonl             the rows of the worst episodes of an iteration with an alarm
     rollouts/000012.jsonl, .parquet   the rows of iteration 12
     pictures/<digest>.png             what the rows show, each picture once
     receipt.json, receipt.md          what it was, what it cost, how to repeat it
@@ -42,6 +45,8 @@ class RunFolder:
         self.rollouts = self.path / "rollouts"
         self.pictures = self.path / "pictures"
         self.receipt = self.path / "receipt.json"
+        self.events = self.path / "events.jsonl"
+        self.collapse = self.path / "collapse"
         self.receipt_text = self.path / "receipt.md"
 
     def rollout_file(self, iteration: int, kind: str = "jsonl") -> Path:
@@ -91,9 +96,11 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove the files of a run; whatever else lies in the folder stays."""
-        for file in (self.run, self.metrics, self.evaluations, self.receipt, self.receipt_text):
+        files = (self.run, self.metrics, self.evaluations, self.events)
+        for file in (*files, self.receipt, self.receipt_text):
             file.unlink(missing_ok=True)
-        for folder in (self.rollouts, self.pictures, self.path / "superseded"):
+        folders = (self.rollouts, self.pictures, self.collapse, self.path / "superseded")
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 

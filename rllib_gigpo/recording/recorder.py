@@ -41,6 +41,7 @@ from rllib_gigpo.recording.rollout_rows import (
     Rollouts,
     parquet_of,
     rollouts_of,
+    worst_episodes,
 )
 from rllib_gigpo.recording.trackers import start_trackers
 
@@ -135,6 +136,38 @@ class RunRecorder(RLlibCallback):
         """Hold what this iteration was trained on until its result is known."""
         self._kept = (episodes, batch)
 
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The metrics of all iterations so far, of earlier processes of the run too."""
+        return self._lines
+
+    def add_event(self, event: Mapping[str, Any]) -> None:
+        """Write an event of the run; the time is added."""
+        self._safely(append_line, self.folder.events, {**event, "time": now()})
+
+    def keep_worst(self, number: int, count: int) -> list[dict[str, Any]]:
+        """Write the rows of the iteration's worst episodes, before its result is written.
+
+        Args:
+            number: The iteration.
+            count: How many episodes.
+
+        Returns:
+            What each of them came to, the worst first.
+        """
+        if self._kept is None:
+            return []
+        self.flush()
+        episodes, batch = self._kept
+        advantages = self._algorithm.first_learner(_advantages)
+        rollouts = self._describe(Iteration(number, episodes, batch, dict(advantages)), None)
+        worst = worst_episodes(rollouts.rows, count)
+        places = [(episode["group"], episode["member"]) for episode in worst]
+        rows = [row for row in rollouts.rows if (row["group"], row["member"]) in places]
+        rows.sort(key=lambda row: places.index((row["group"], row["member"])))
+        self._safely(write_lines, self.folder.collapse / f"{number:06d}.jsonl", rows)
+        return worst
+
     def on_train_result(
         self, *, algorithm: Any, metrics_logger: Any = None, result: dict, **kwargs: Any
     ) -> None:
@@ -182,11 +215,14 @@ class RunRecorder(RLlibCallback):
             self._writing = None
 
     def _write_rollouts(self, iteration: Iteration) -> None:
-        config = self._algorithm.config
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(materialize(config.model_spec))
-        rollouts = rollouts_of(iteration, self._decode, config.record_groups)
+        rollouts = self._describe(iteration, self._algorithm.config.record_groups)
         write_rollouts(self.folder, iteration.number, rollouts)
+
+    def _describe(self, iteration: Iteration, max_groups: int | None) -> Rollouts:
+        if self._tokenizer is None:
+            path = materialize(self._algorithm.config.model_spec)
+            self._tokenizer = load_tokenizer(path)
+        return rollouts_of(iteration, self._decode, max_groups)
 
     def _decode(self, ids: np.ndarray) -> str:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
@@ -261,7 +297,7 @@ def _metrics_line(
     number: int, result: Mapping[str, Any], advantages: Mapping[str, Any], omega: float
 ) -> dict[str, Any]:
     """Return the line of an iteration."""
-    parts = ("env_runners", "learners", "timers")
+    parts = ("env_runners", "learners", "timers", "watchdog")
     sizes = {
         module: {
             "episode_mean_abs": float(np.mean(np.abs(found.episode))),

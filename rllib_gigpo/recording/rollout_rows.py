@@ -276,6 +276,31 @@ def _prompt_pictures(placed: Sequence[Any], pictures: dict[str, bytes]) -> str |
     return " ".join(names) or None
 
 
+def worst_episodes(rows: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Return what the worst episodes came to: least return first, then most invalid actions.
+
+    Args:
+        rows: Rows of an iteration.
+        count: How many episodes.
+    """
+    found: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["group"], row["member"]), []).append(row)
+    episodes = [
+        {
+            "group": group,
+            "member": member,
+            "return": played[0]["episode_return"],
+            "steps": len(played),
+            "invalid_actions": sum(not row["valid"] for row in played),
+            "last_response": played[-1]["response"],
+        }
+        for (group, member), played in found.items()
+    ]
+    episodes.sort(key=lambda e: (e["return"], -e["invalid_actions"], e["group"], e["member"]))
+    return episodes[:count]
+
+
 def parquet_of(rollouts: Rollouts) -> bytes:
     """Return the rows as a Parquet file: `FIELDS`, and the token ids as lists of int32."""
     import pyarrow

@@ -26,12 +26,18 @@ from rllib_gigpo.settings.learning import LearnerSettings
 from rllib_gigpo.settings.recording import RecordingSettings
 from rllib_gigpo.settings.serving import ServingSettings
 from rllib_gigpo.settings.training import TrainingSettings
+from rllib_gigpo.settings.watching import WatchdogSettings
 from rllib_gigpo.stepping import StepSettings
 from rllib_gigpo.vocabulary import collect_words
 
 
 class DerivedSettings(
-    TrainingSettings, LearnerSettings, ServingSettings, RecordingSettings, FaultSettings
+    TrainingSettings,
+    LearnerSettings,
+    ServingSettings,
+    RecordingSettings,
+    FaultSettings,
+    WatchdogSettings,
 ):
     """Properties that read the settings; nothing here can be set."""
 

@@ -131,6 +131,22 @@ def test_two_learners_step_like_one(pair, case):
     assert expected["gradient_norm"] > 0.0
 
 
+def test_a_gradient_that_is_not_finite_is_skipped_by_both(pair):
+    # Squares of 1e30 are beyond float32, in which the norm of whole gradients is added up.
+    pair.begin(**{**PLAIN, "kl_coeff": 0.0, "omega": 0.0, "f_norm": "none", "num_minibatches": 1})
+    before = pair.weights()[0]
+    batch = random_rows(4, steps=1, group_size=4)
+    batch["reward"] = np.array([1e30, 0.0, 0.0, 0.0])
+    for report in pair.update(batch, 0):
+        assert (report["skipped_steps"], report["skipped_steps_in_a_row"]) == (1, 1)
+    torch.testing.assert_close(pair.weights()[0], before, rtol=0, atol=0)
+    # The next good step is taken by both, and ends the row.
+    for report in pair.update(random_rows(4, steps=1, group_size=4), 1):
+        assert (report["skipped_steps"], report["skipped_steps_in_a_row"]) == (0, 0)
+    after = pair.weights()[0]
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
 def test_engines_get_the_whole_weights(pair):
     pair.begin(**PLAIN)
     before = pair.weights()[0]

@@ -46,6 +46,7 @@ _RAY_FILES = {
     "rllib_gigpo/rows.py",
     "rllib_gigpo/validation.py",
     "rllib_gigpo/watched_actors.py",
+    "rllib_gigpo/watching.py",
     "rllib_gigpo/weight_sync.py",
 }
 

@@ -110,6 +110,27 @@ class TestReport:
             assert part in told
 
 
+def test_events_stand_above_the_curves(chromium, tmp_path):
+    folder = write_run(tmp_path)
+    worst = {"group": 1, "member": 0, "return": -0.5, "steps": 3, "invalid_actions": 2}
+    event = {
+        "kind": "collapse",
+        "iteration": 2,
+        "message": "90% of the actions are invalid, since iteration 1",
+        "worst": [{**worst, "last_response": "<b onclick=alert(1)>go go</b>"}],
+    }
+    append_line(folder.events, event)
+    chromium.open(write_report(tmp_path).as_uri())
+    assert texts(chromium, "#events h3") == ["collapse in iteration 2"]
+    assert texts(chromium, "#events p") == ["90% of the actions are invalid, since iteration 1"]
+    cells = texts(chromium, "#events td")
+    assert cells == ["1", "0", "-0.5", "3", "2", "<b onclick=alert(1)>go go</b>"]
+
+
+def test_without_events_nothing_is_shown(report):
+    assert report.js("document.querySelector('#events').hidden") is True
+
+
 class TestExplorer:
     def test_shows_states_actions_and_steps(self, report):
         pick(report, "Task", "0")

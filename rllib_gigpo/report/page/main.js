@@ -12,6 +12,7 @@ function drawAll(data) {
   byId("title").textContent = document.title;
   byId("subtitle").textContent = `run ${shown(run.run_id)} · ${shown(run.model)} · ${shown(run.created)}${data.live ? " · live" : ""}`;
   drawTiles(data);
+  drawEvents(data);
   drawCurves(data, byId("axis").value);
   drawFacts(data);
 }
@@ -23,7 +24,7 @@ async function fetchJson(path) {
 }
 
 function startLive(data, explorer) {
-  let state = { last: 0, evaluations: data.evaluations.length, iterations: data.iterations };
+  let state = { last: 0, evaluations: data.evaluations.length, events: data.events.length, iterations: data.iterations };
   state.last = data.metrics.length ? data.metrics[data.metrics.length - 1].iteration : 0;
   const poll = async () => {
     try {

@@ -110,6 +110,26 @@ function drawTiles(data) {
     element("div", { class: "tile" }, element("span", { class: "muted small" }, name), element("b", {}, value))));
 }
 
+// What the watchdog has seen and done, each with the worst episodes of its iteration.
+function drawEvents(data) {
+  const events = Array.isArray(data.events) ? data.events : [];
+  const body = byId("events");
+  body.hidden = events.length === 0;
+  const header = ["group", "member", "return", "steps", "invalid actions", "last response"];
+  replace(body, element("h2", {}, "Events"), ...events.map((event) => {
+    const worst = (Array.isArray(event.worst) ? event.worst : []).map((one) => [
+      shown(one.group), shown(one.member), readable(one.return), shown(one.steps),
+      shown(one.invalid_actions), shown(one.last_response),
+    ]);
+    return element("div", { class: "card event" },
+      element("h3", {}, `${shown(event.kind)} in iteration ${shown(event.iteration)}`),
+      element("p", {}, shown(event.message)),
+      ...(worst.length ? [element("details", {},
+        element("summary", {}, `The ${worst.length} worst episodes of the iteration`),
+        element("div", { class: "scroll", tabindex: "0" }, table(header, worst, new Set([0, 1, 2, 3, 4]))))] : []));
+  }));
+}
+
 function duration(hours) {
   if (!isNumber(hours)) return "–";
   if (hours >= 1) return `${hours.toFixed(1)} h`;
