@@ -39,8 +39,8 @@ from rllib_gigpo.grouped_learner import GroupedLearner
 from rllib_gigpo.learner_report import report_values
 from rllib_gigpo.module import CausalLMModule, share_bases
 from rllib_gigpo.objective import StepTotals, Totals
-from rllib_gigpo.rows import Columns, complete_batch
 from rllib_gigpo.out_of_memory import naming_memory
+from rllib_gigpo.rows import Columns, complete_batch
 from rllib_gigpo.scoring import held_rows, loss_inputs, pack_rows, score_next_states, score_rows
 from rllib_gigpo.sequences import MicroBatch, ResponseLogps, nothing_of, pack
 from rllib_gigpo.sharding import gathered, part_like
@@ -53,9 +53,9 @@ PHASES = ("old_logp", "ref_logp", "advantages", "update")
 
 _STATE_KEY = "gigpo_optimizer_steps"
 _KL_KEY = "gigpo_kl_coeffs"
-
-
 _LR_KEY = "gigpo_lr_factor"
+
+
 class GiGPOTorchLearner(GroupedLearner):
     """Learner of GiGPO and its relatives.
 
@@ -71,16 +71,16 @@ class GiGPOTorchLearner(GroupedLearner):
         self._credit: dict[str, Credit] = {}
         self._kl_coeffs: dict[str, float] = {}
         self._optimizer_steps: dict[str, int] = {}
+        self._lr_factor = 1.0
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._sums = Totals()
-        self._lr_factor = 1.0
         self._totals: dict[str, Totals] = {}
         self._largest: dict[str, dict[str, float]] = {}
         self._gradient_norms: dict[str, list[list[float]]] = {}
         self._skipped: dict[str, int] = {}
+        self._skipped_in_a_row: dict[str, int] = {}
         self._gathered_optimizers: dict[str, Any] | None = None
         self._own_settings: dict[str, GiGPOConfig] = {}
-        self._skipped_in_a_row: dict[str, int] = {}
 
     def _settings(self, module_id: str) -> GiGPOConfig:
         """Return a policy's settings, read once per update."""
@@ -346,13 +346,13 @@ class GiGPOTorchLearner(GroupedLearner):
         """Sum the gradients over learners, clip them, and step.
 
         A gradient that is not finite would destroy the weights: the step is left out and counted.
+        Norms are taken after the sum over learners, so that all of them leave it out.
         """
         groups = self._parameter_groups(module_id)
         for parameter in (parameter for group in groups for parameter in group):
             if parameter.grad is None:
                 # Not one row held here has an advantage. The optimizer passes over parameters
                 # without gradient, but a gradient of 0 still moves them by momentum and decay.
-        Norms are taken after the sum over learners, so that all of them leave it out.
                 parameter.grad = torch.zeros_like(parameter)
         if self.distributed:
             sum_gradients([parameter for group in groups for parameter in group])
@@ -363,16 +363,20 @@ class GiGPOTorchLearner(GroupedLearner):
         self._gradient_norms.setdefault(module_id, []).append(norms)
         if not all(map(math.isfinite, norms)):
             self._skipped[module_id] = self._skipped.get(module_id, 0) + 1
+            self._skipped_in_a_row[module_id] = self._skipped_in_a_row.get(module_id, 0) + 1
             return
+        self._skipped_in_a_row[module_id] = 0
         number = self._optimizer_steps.get(module_id, 0) + 1
         self._optimizer_steps[module_id] = number
         warmup = min(1.0, number / max(1, config.lr_warmup_steps))
         rates = (config.lr, config.critic_lr)
         for group, rate in zip(optimizer.param_groups, rates, strict=False):
-            self._skipped_in_a_row[module_id] = self._skipped_in_a_row.get(module_id, 0) + 1
             group["lr"] = rate * warmup * self._lr_factor
-        self._skipped_in_a_row[module_id] = 0
         optimizer.step()
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Multiply all learning rates from now on, in runs that go on from a checkpoint too."""
+        self._lr_factor = factor
 
     # Reports ---------------------------------------------------------------------------------
 
@@ -380,10 +384,6 @@ class GiGPOTorchLearner(GroupedLearner):
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Log what the update did."""
         super().after_gradient_based_update(timesteps=timesteps)
-    def set_lr_factor(self, factor: float) -> None:
-        """Multiply all learning rates from now on, in runs that go on from a checkpoint too."""
-        self._lr_factor = factor
-
         for phase, seconds in self._seconds.items():
             self.metrics.log_value((ALL_MODULES, f"seconds_{phase}"), seconds, window=1)
         for module_id, sums in self._totals.items():
@@ -394,13 +394,13 @@ class GiGPOTorchLearner(GroupedLearner):
                 kl_coeff=self._kl_coeff(module_id),
             )
             values["skipped_steps"] = self._skipped.get(module_id, 0)
+            values["skipped_steps_in_a_row"] = self._skipped_in_a_row.get(module_id, 0)
             values["optimizer_steps"] = self._optimizer_steps.get(module_id, 0)
             for name, value in values.items():
                 self.metrics.log_value((module_id, name), value, window=1)
             for name in ("ratio", "correction", "engine_logp_gap"):
                 largest = self._largest.get(module_id, {}).get(name, 0.0)
                 # Each learner knows its own rows; RLlib takes the largest of all learners.
-            values["skipped_steps_in_a_row"] = self._skipped_in_a_row.get(module_id, 0)
                 self.metrics.log_value((module_id, f"{name}_max"), largest, reduce="max", window=1)
             if self.config.kl_target is not None:
                 self._kl_coeffs[module_id] = adapted_kl_coeff(
@@ -518,6 +518,7 @@ class GiGPOTorchLearner(GroupedLearner):
             **super().get_state(*args, **kwargs),
             _STATE_KEY: dict(self._optimizer_steps),
             _KL_KEY: dict(self._kl_coeffs),
+            _LR_KEY: self._lr_factor,
         }
 
     @override(Learner)
@@ -527,5 +528,4 @@ class GiGPOTorchLearner(GroupedLearner):
         if _STATE_KEY in state:
             self._optimizer_steps = dict(state[_STATE_KEY])
         self._kl_coeffs = dict(state.get(_KL_KEY, self._kl_coeffs))
-            _LR_KEY: self._lr_factor,
         self._lr_factor = state.get(_LR_KEY, self._lr_factor)

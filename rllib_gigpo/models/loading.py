@@ -159,10 +159,6 @@ def stop_token_ids(
     return tuple(sorted({token_id for token_id in ids if isinstance(token_id, int)}))
 
 
-def _end_of_turn_id(tokenizer: transformers.PreTrainedTokenizerBase) -> int | None:
-    answer = "the-answer-itself"
-    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False)
 def check_vocabulary(
     tokenizer: transformers.PreTrainedTokenizerBase, written: Iterable[int], rows: int, path: str
 ) -> None:
@@ -202,6 +198,10 @@ def check_vocabulary(
         )
 
 
+def _end_of_turn_id(tokenizer: transformers.PreTrainedTokenizerBase) -> int | None:
+    answer = "the-answer-itself"
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
     _, found, tail = str(text).rpartition(answer)
     ids = tokenizer(tail.lstrip(), add_special_tokens=False)["input_ids"] if found else []
     special = {

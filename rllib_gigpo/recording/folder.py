@@ -42,11 +42,11 @@ class RunFolder:
         self.run = self.path / "run.json"
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.collapse = self.path / "collapse"
         self.rollouts = self.path / "rollouts"
         self.pictures = self.path / "pictures"
         self.receipt = self.path / "receipt.json"
-        self.events = self.path / "events.jsonl"
-        self.collapse = self.path / "collapse"
         self.receipt_text = self.path / "receipt.md"
 
     def rollout_file(self, iteration: int, kind: str = "jsonl") -> Path:
