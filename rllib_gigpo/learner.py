@@ -42,6 +42,7 @@ from rllib_gigpo.objective import StepTotals, Totals
 from rllib_gigpo.out_of_memory import naming_memory
 from rllib_gigpo.rows import Columns, complete_batch
 from rllib_gigpo.scoring import held_rows, loss_inputs, pack_rows, score_next_states, score_rows
+from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.sequences import MicroBatch, ResponseLogps, nothing_of, pack
 from rllib_gigpo.sharding import gathered, part_like
 
@@ -181,6 +182,10 @@ class GiGPOTorchLearner(GroupedLearner):
             raise ValueError("the batch holds no row of a module that is to be trained")
         for module_id, module_rows in rows.items():
             self._prepare(module_id, module_rows)
+        if any(lora and lora.dropout for lora in (self._settings(m).lora for m in rows)):
+            # Torch's generator decides what is dropped: a run that is resumed drops the same.
+            seed = derive_seed(self.config.root_seed, "dropout", iteration, self._learner_index)
+            torch.manual_seed(seed)
         return self._minibatches(rows, iteration)
 
     def _check_batch(self, batch: MultiAgentBatch) -> None:

@@ -5,7 +5,7 @@ That alone makes episodes equal for any number of runners, restores exact, and r
 
 import hashlib
 
-_STREAMS = ("task", "response", "minibatch", "evaluation")
+_STREAMS = ("task", "response", "minibatch", "evaluation", "dropout")
 _EVALUATION_BIT = 1 << 30
 
 
@@ -14,7 +14,7 @@ def derive_seed(seed: int, stream: str, *position: int) -> int:
 
     Args:
         seed: The run's root seed.
-        stream: What the draw is for: "task", "response", "minibatch" or "evaluation".
+        stream: What the draw is for: "task", "response", "minibatch", "evaluation" or "dropout".
         *position: Where the draw happens, such as (iteration, group, member, step).
 
     Returns:

@@ -14,9 +14,12 @@ from rllib_gigpo.learner import GiGPOTorchLearner
 class FaultyLearner(GiGPOTorchLearner):
     """Learner 1 does what a file says, once; learner 0 is well.
 
-    "build": raise while the module is built. "raise", "kill", "stop": raise, or send itself
-    SIGKILL or SIGSTOP, in the middle of an update, while the other waits for its gradients.
-    "full": a disk without room at the next save.
+    The file is that of `tests.ray_runs.Fragile`, with ".learner" behind its name:
+
+    - "build": raise while the module is built.
+    - "raise", "kill", "stop": raise, or send itself SIGKILL or SIGSTOP, in the middle of an update,
+      while the other waits for its gradients.
+    - "full": learner 0 has a disk without room at the next save.
     """
 
     def build(self) -> None:
@@ -33,7 +36,7 @@ class FaultyLearner(GiGPOTorchLearner):
         return super().get_metadata()
 
     def _fail(self, *kinds: str, learner: int = 1) -> None:
-        flag = Path(self.config.env_config["flag"])
+        flag = Path(f"{self.config.env_config['flag']}.learner")
         if self._learner_index != learner or not flag.is_file():
             return
         kind = flag.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ class Fragile(KeyDoor):
     """KeyDoor that breaks once at its next step when a file says so, and is whole without it.
 
     Args:
-        flag: The file. "exit" ends the process, "raise" raises ZeroDivisionError. It is removed
-            first, so that only one environment of all processes breaks.
+        flag: The file. "exit" ends the process, "stop" stops it (SIGSTOP), "raise" raises
+            ZeroDivisionError. It is removed first, so that only one environment of all processes
+            breaks.
     """
 
     def __init__(self, *, flag: str = "", **arguments: Any):
@@ -42,6 +44,9 @@ class Fragile(KeyDoor):
                 return super().step(action)
             if what == "exit":
                 os._exit(1)
+            if what == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return super().step(action)
             raise ZeroDivisionError("the key broke")
         return super().step(action)
 

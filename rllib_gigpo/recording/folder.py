@@ -17,6 +17,7 @@ has no newline, and readers leave it out. Nothing here is ever unpickled.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
+
+_TAIL = 4096
 
 _ROLLOUT = re.compile(r"(\d{6,})\.(jsonl|parquet)")
 
@@ -141,10 +144,34 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one line, in one write."""
+    """Append one line; half a line, of a full disk or of a process that was killed, never stays.
+
+    Raises:
+        OSError: The disk refused; the file is what it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab", buffering=0) as file:
-        file.write(_line(row))
+    line = _line(row)
+    with open(path, "a+b", buffering=0) as file:
+        end = _cut_unfinished_line(file)
+        written = file.write(line)
+        if written != len(line):  # a full disk takes what fits
+            file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def _cut_unfinished_line(file: Any) -> int:
+    """Remove what stands behind the last line end; return the size of the file."""
+    end = file.seek(0, os.SEEK_END)
+    tail = b""
+    start = end
+    while start > 0 and b"\n" not in tail:
+        start = max(0, start - _TAIL)
+        file.seek(start)
+        tail = file.read(end - start)
+    whole = start + tail.rfind(b"\n") + 1
+    if whole != end:
+        file.truncate(whole)
+    return whole
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

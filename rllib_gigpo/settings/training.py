@@ -219,7 +219,7 @@ class TrainingSettings(SettingsBase):
                 or `max_staleness` is above 0, else none.
             max_staleness: 0 learns on-policy. 1 plays the next iteration's groups with the present
                 weights while the learner updates, so its rows are one version old; needs remote
-                EnvRunners. Such a run does not resume bit for bit.
+                EnvRunners. Checkpoints hold what has been played ahead.
             max_skipped_steps: An optimizer step whose gradient is not finite is left out on every
                 learner; the run ends when so many are left out one after the other.
             **kwargs: RLlib's `lr`, `gamma`, `num_epochs`, `minibatch_size` (rows per optimizer

@@ -22,9 +22,9 @@ from tests.tiny_runs import random_rows
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 
 
-def faulty_config(flag: Path, *, sharding: str = "replicate") -> Any:
+def faulty_config(folder: Path, *, sharding: str = "replicate") -> Any:
     return (
-        run_config("tiny", flag=flag)
+        run_config("tiny", flag=folder / "flag")
         .learners(num_learners=2, sharding=sharding, learner_class=FaultyLearner)
         .fault_tolerance(heartbeat_timeout_s=4.0)
     )
@@ -55,10 +55,10 @@ def is_alive(actor: Any) -> bool:
 
 def test_a_learner_that_cannot_be_built_ends_the_start(tmp_path):
     # The other one waits for its part of the sharded model.
-    flag = tmp_path / "flag"
+    flag = tmp_path / "flag.learner"
     flag.write_text("build")
     with pytest.raises(LearnerError, match=r"learner 1 of 2 failed: ZeroDivisionError: learner 1"):
-        build(faulty_config(flag, sharding="fsdp"))
+        build(faulty_config(tmp_path, sharding="fsdp"))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_learner_that_cannot_be_built_ends_the_start(tmp_path):
     ],
 )
 def test_a_learner_that_fails_in_the_middle_of_an_update_ends_the_others(tmp_path, fault, told):
-    flag = tmp_path / "flag"
-    config = faulty_config(flag)
+    flag = tmp_path / "flag.learner"
+    config = faulty_config(tmp_path)
     group = build(config)
     update(group, config)
     processes = [answer.get() for answer in group.foreach_learner(lambda _: os.getpid())]

@@ -347,3 +347,47 @@ class TestReceipt:
         assert receipt["cost"]["price"] is None
         assert "no command is known" in receipt_text(receipt)
         json.dumps(receipt, allow_nan=False)
+
+
+def test_half_a_line_of_a_killed_process_is_cut_off_before_the_next(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, {"iteration": 1, "text": "x" * 10_000})
+    with path.open("ab") as file:
+        file.write(b'{"iteration": 2, "text": "' + b"y" * 10_000)
+    append_line(path, {"iteration": 2})
+    assert [line["iteration"] for line in read_lines(path)] == [1, 2]
+    path.write_bytes(b'{"iteration"')
+    append_line(path, {"iteration": 1})
+    assert read_lines(path) == [{"iteration": 1}]
+
+
+def test_a_full_disk_takes_no_half_line(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, {"iteration": 1})
+
+    class Full:
+        """A file on a disk with room for four bytes."""
+
+        def __init__(self, file):
+            self._file = file
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self._file.close()
+
+        def write(self, content):
+            return self._file.write(content[:4])
+
+    def open_full(*arguments, **options):
+        return Full(open(*arguments, **options))
+
+    monkeypatch.setattr("rllib_gigpo.recording.folder.open", open_full, raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
+        append_line(path, {"iteration": 2})
+    monkeypatch.undo()
+    assert read_lines(path) == [{"iteration": 1}]

@@ -1,0 +1,93 @@
+"""Signs of life: what counts as silence, with a store and a clock of the test's own."""
+
+import pytest
+
+from rllib_gigpo import heartbeat
+from rllib_gigpo.heartbeat import Beat, Listener, beating, call_beating
+
+
+class Store(dict):
+    """Ray's key-value store, in this process."""
+
+    def get_(self, key, namespace):
+        return self.get(key)
+
+    def put_(self, key, value, namespace):
+        self[key] = value.encode()
+
+    def del_(self, key, namespace):
+        self.pop(key, None)
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = Store()
+    monkeypatch.setattr(heartbeat, "_internal_kv_get", store.get_)
+    monkeypatch.setattr(heartbeat, "_internal_kv_put", store.put_)
+    monkeypatch.setattr(heartbeat, "_internal_kv_del", store.del_)
+    return store
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_call_beats_ten_times_per_limit_but_not_too_slowly():
+    assert Beat.new(20.0).every_s == 2.0
+    assert Beat.new(3600.0).every_s == 5.0
+    assert Beat.new(20.0).key != Beat.new(20.0).key
+
+
+def test_silence_is_counted_from_the_last_change(store, clock):
+    beat = Beat("call", 1.0)
+    listener = Listener([beat])
+    clock[0] += 7
+    assert listener.silence_s(beat) == 7  # not begun yet
+    store["call"] = b"0"
+    assert listener.silence_s(beat) == 0
+    clock[0] += 5
+    assert listener.silence_s(beat) == 5
+    # Whoever listens was itself stopped for an hour: the number has moved on meanwhile.
+    store["call"] = b"3600"
+    clock[0] += 3600
+    assert listener.silence_s(beat) == 0
+    clock[0] += 9
+    listener.forgive(beat)
+    assert listener.silence_s(beat) == 0
+    listener.close()
+    assert "call" not in store
+
+
+def test_a_call_beats_while_it_runs_and_not_afterwards(store):
+    beat = Beat("call", 0.001)
+    seen = set()
+
+    def work(actor, factor):
+        while len(seen) < 3:
+            seen.add(store["call"])
+        return actor * factor
+
+    assert call_beating(work, beat, 6, factor=7) == 42
+    assert len(seen) == 3
+    with beating(beat):
+        pass
+    last = store["call"]
+    assert int(last) <= 1
+
+
+def test_a_store_that_does_not_answer_does_not_end_the_call(store, monkeypatch):
+    beat = Beat("call", 0.001)
+    calls = []
+
+    def refuse(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) > 1:
+            raise OSError("no answer")
+
+    monkeypatch.setattr(heartbeat, "_internal_kv_put", refuse)
+    with beating(beat):
+        while len(calls) < 4:
+            pass
