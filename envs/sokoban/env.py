@@ -57,6 +57,8 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         num_boxes: Boxes of generated rooms, at least 1.
         search_depth: Most moves between a generated level and its solution; the horizon bounds it
             too, so every generated level can be won.
+        num_levels: How many different rooms are generated, at least 1; None: a new one for nearly
+            every seed.
         levels: File of levels in Boxoban's format, or a folder of such `.txt` files, in place of
             generated rooms. Many of them need more than the default horizon.
         horizon: Step limit, at least 1.
@@ -76,6 +78,7 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         size: tuple[int, int] = (6, 6),
         num_boxes: int = 1,
         search_depth: int = 30,
+        num_levels: int | None = None,
         levels: str | os.PathLike | None = None,
         horizon: int = 15,
         view: View = "text",
@@ -86,9 +89,15 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
             ("num_boxes", num_boxes),
             ("search_depth", search_depth),
             ("horizon", horizon),
+            ("num_levels", num_levels),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if levels is not None and num_levels is not None:
+            raise ValueError(
+                f"num_levels={num_levels} is of generated rooms, and levels={os.fspath(levels)!r} "
+                "holds its own: leave one of them out"
+            )
         if view not in get_args(View):
             raise ValueError(f"view must be one of {get_args(View)}, got {view!r}")
         self.size = (int(size[0]), int(size[1]))
@@ -97,7 +106,7 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         self.horizon = horizon
         self.view = view
         self._levels = None if levels is None else open_levels(os.fspath(levels))
-        self.num_levels = None if self._levels is None else len(self._levels)
+        self.num_levels = num_levels if self._levels is None else len(self._levels)
         shown = self._levels[0] if self._levels else None
         self._columns, self._rows = (shown.width, shown.height) if shown else self.size
         self.observation_space: gymnasium.Space[Any] = (
@@ -117,7 +126,7 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str | np.ndarray, dict[str, Any]]:
-        """Start an episode; `options={"level": n}` chooses level n in [0, `num_levels`) of files.
+        """Start an episode; `options={"level": n}` chooses level n in [0, `num_levels`).
 
         Raises:
             ValueError: The level does not exist, or is of another size than the pictures; or there
@@ -126,8 +135,10 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(self.num_levels or 2**62))
         chosen = (options or {}).get("level")
-        if self._levels is None and chosen is not None:
-            raise ValueError("options={'level': ...} needs levels from files, see levels=...")
+        if self.num_levels is None and chosen is not None:
+            raise ValueError(
+                "options={'level': ...} needs numbered levels: set levels or num_levels"
+            )
         self._level, self._task_id = self._open(drawn if chosen is None else chosen)
         self._solver: Solver | None = None
         self._plan: list[str] = []
@@ -191,13 +202,13 @@ class Sokoban(gymnasium.Env[str | np.ndarray, str]):
         return self._on_target == len(self._boxes)
 
     def _open(self, number: int) -> tuple[Level, str]:
+        if self.num_levels is not None and not 0 <= number < self.num_levels:
+            raise ValueError(f"level must be in [0, {self.num_levels}), got {number}")
         if self._levels is None:
             depth = min(self.search_depth, self.horizon)
             level = generate_level(number, *self.size, self.num_boxes, depth)
             digest = blake2b(format_level(level).encode(), digest_size=8).hexdigest()
             return level, f"{level.width}x{level.height}-{self.num_boxes}-{digest}"
-        if not 0 <= number < len(self._levels):
-            raise ValueError(f"level must be in [0, {self.num_levels}), got {number}")
         level = self._levels[number]
         if self.view == "rgb" and (level.width, level.height) != (self._columns, self._rows):
             raise ValueError(

@@ -312,6 +312,8 @@ def test_files_without_levels_are_refused(tmp_path):
         ({"num_boxes": 0}, "num_boxes must be at least 1, got 0"),
         ({"search_depth": 0}, "search_depth must be at least 1"),
         ({"horizon": 0}, "horizon must be at least 1"),
+        ({"num_levels": 0}, "num_levels must be at least 1, got 0"),
+        ({"num_levels": 4, "levels": "boxoban"}, "num_levels=4 is of generated .*'boxoban' holds"),
         ({"view": "ascii"}, "view must be one of .*, got 'ascii'"),
     ],
 )
@@ -323,7 +325,7 @@ def test_bad_arguments_are_refused(kwargs, message):
 def test_a_room_too_small_for_its_boxes_is_refused():
     with pytest.raises(ValueError, match="no room of 4 x 4 cells has a level with 2 boxes"):
         Sokoban(size=(4, 4), num_boxes=2).reset(seed=0)
-    with pytest.raises(ValueError, match="needs levels from files"):
+    with pytest.raises(ValueError, match="needs numbered levels"):
         Sokoban().reset(options={"level": 0})
 
 
@@ -355,6 +357,16 @@ def test_a_picture_is_made_of_the_tiles_of_its_symbols(tmp_path):
         assert tile_of.setdefault(symbols[y][x], tile) == tile
     assert set(tile_of) == {"#", "_", "O", "X", "√", "P"}
     assert len(set(tile_of.values())) == 6
+
+
+def test_a_limited_number_of_generated_rooms():
+    env = Sokoban(num_levels=3)
+    drawn = {env.reset(seed=seed)[0] for seed in range(60)}
+    # 60 draws miss one of three rooms with probability 3 (2/3)^60 < 1e-10.
+    assert drawn == {env.reset(options={"level": number})[0] for number in range(3)}
+    assert len(drawn) == 3
+    with pytest.raises(ValueError, match=r"level must be in \[0, 3\), got 3"):
+        env.reset(options={"level": 3})
 
 
 def test_a_state_told_in_words(tmp_path):
