@@ -7,15 +7,11 @@ One iteration:
 
 from __future__ import annotations
 
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,10 +30,8 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
-from ray.tune import Checkpoint
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
-from rllib_gigpo.checkpoints import Place, check_part, check_whole, find_whole, save_whole
 from rllib_gigpo.collect import Collected, collect, token_counts
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.env_runner import LLMEnvRunner, Played
@@ -52,6 +46,7 @@ from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.watched_actors import WatchedActors
 from rllib_gigpo.watching import Watchdog
 from rllib_gigpo.weight_sync import WeightSync
+from rllib_gigpo.whole_checkpoints import WholeCheckpoints
 
 T = TypeVar("T")
 
@@ -66,7 +61,7 @@ class _Ahead(NamedTuple):
     collected: Future[Collected]
 
 
-class GiGPO(Algorithm):
+class GiGPO(WholeCheckpoints):
     """Group-in-Group Policy Optimization.
 
     Attributes:
@@ -262,12 +257,23 @@ class GiGPO(Algorithm):
                     "their logs for why they died"
                 )
             if any(not report.groups for report in played):
-                self._sync_weights()
+                self._give_weights(runners)
             elif waiting:
                 time.sleep(self.config.delay_between_env_runner_restarts_s)
                 is_up = bool(self.restore_env_runners(runners) or runners.healthy_worker_ids())
         self._replace_worn(runners, reports)
         return collect(reports)
+
+    def _give_weights(self, runners: EnvRunnerGroup) -> None:
+        """Give runners that lack the weights what the others have.
+
+        From a learner of its own they would come only after an update that is under way, and then
+        they would be others.
+        """
+        if runners.num_remote_workers() == 0:
+            self._sync_weights()
+        else:
+            self.weights.repeat()
 
     def _play_round(self, runners: EnvRunnerGroup, tasks: list[GroupTask]) -> list[Played]:
         if runners.num_remote_workers() == 0:
@@ -389,61 +395,10 @@ class GiGPO(Algorithm):
         results = super().evaluate(*args, **kwargs)
         return {**results, "episodes": tuple(self.last_evaluation)}
 
-    @override(Algorithm)
-    def save_to_path(
-        self, path: str | Path | None = None, *, filesystem: Any = None, **kwargs: Any
-    ) -> str:
-        """Write a checkpoint whole or not at all; a local one of that name is kept beside it.
-
-        Args:
-            path: Folder or URI; what lies there becomes NAME.previous. None: a temporary folder.
-            filesystem: The pyarrow file system that `path` is on; by default what it names.
-            **kwargs: RLlib's `state` and `use_msgpack`.
-
-        Returns:
-            The folder.
-
-        Raises:
-            CheckpointError: The disk or a learner refused; what lay there is untouched.
-        """
-        place = Place.of(path or Path(tempfile.gettempdir(), uuid.uuid4().hex), filesystem)
-        save = partial(super().save_to_path, **kwargs)
-        save_whole(place, save, {"num_updates": self.num_updates})
-        return place.path if path is None or place.is_local else str(path)
-
-    @classmethod
-    @override(Algorithm)
-    def from_checkpoint(cls, path: Any, filesystem: Any = None, **kwargs: Any) -> GiGPO:
-        """Build the algorithm of a checkpoint, once all its files are what was written.
-
-        Raises:
-            CheckpointError: It is not whole; the sentence names the file and the cure.
-        """
-        if isinstance(path, Checkpoint):
-            path, filesystem = path.path, path.filesystem
-        place = find_whole(Place.of(path, filesystem))
-        check_whole(place)
-        built: Any = super().from_checkpoint(
-            place.path, filesystem=place.filesystem, is_checked=True, **kwargs
-        )
-        return built
-
-    @override(Algorithm)
-    def restore_from_path(
-        self, path: Any, *, filesystem: Any = None, is_checked: bool = False, **kwargs: Any
-    ) -> None:
-        """Take over a checkpoint, or one component of it.
-
-        Raises:
-            CheckpointError: It is not whole; nothing has been taken over.
-        """
-        place = Place.of(path, filesystem)
-        if kwargs.get("component") is not None:
-            check_part(place)
-        elif not is_checked:
-            place = find_whole(place)
-            check_whole(place)
-        super().restore_from_path(place.path, filesystem=place.filesystem, **kwargs)
+    @override(WholeCheckpoints)
+    def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
+        """Take over a checkpoint, or one component of it; see `WholeCheckpoints`."""
+        super().restore_from_path(*args, **kwargs)
         self._sync_weights()
 
     @override(Algorithm)

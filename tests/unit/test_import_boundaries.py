@@ -48,6 +48,7 @@ _RAY_FILES = {
     "rllib_gigpo/watched_actors.py",
     "rllib_gigpo/watching.py",
     "rllib_gigpo/weight_sync.py",
+    "rllib_gigpo/whole_checkpoints.py",
 }
 
 
