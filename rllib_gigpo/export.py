@@ -2,8 +2,9 @@
 
     python -m rllib_gigpo.export CHECKPOINT OUTPUT [--kind full|merged|adapter]
 
-RLlib checkpoints are Python pickles, and reading one runs whatever code its author put into it:
-export only checkpoints that you trust. Ray is not started, and no environment is built.
+RLlib checkpoints are Python pickles, and unpickling one runs whatever code its author put into it.
+They are read by `rllib_gigpo.safe_pickle` instead, which runs none; only a policy of a class of
+one's own needs `trust=True`. Ray is not started, and no environment is built.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ray.rllib.core import (
 )
 from safetensors.torch import save_file
 
-from rllib_gigpo import __version__
+from rllib_gigpo import __version__, safe_pickle
 from rllib_gigpo.checkpoints import Place, check_part, whole_folder
 from rllib_gigpo.models import (
     ModelSpec,
@@ -62,12 +63,13 @@ def export(
     dtype: Dtype = "float32",
     *,
     base: str | None = None,
+    trust: bool = False,
 ) -> Path:
     """Write a policy's weights, tokenizer, generation settings and model card into a folder.
 
     Args:
         source: A checkpoint folder (of `algorithm.save_to_path`, or a Tune trial's), or a running
-            algorithm. Reading a checkpoint runs the pickles in it: use only trusted ones.
+            algorithm.
         output: Folder to write; it must be new or empty.
         kind: "full": all weights of a full fine-tune. "merged": base and LoRA adapter as one plain
             model. "adapter": a LoRA adapter for peft and vLLM; its adapter_config.json names the
@@ -75,6 +77,8 @@ def export(
         module_id: Which policy, where several were trained.
         dtype: Type of the written weights; "bfloat16" is half as large and rounded.
         base: Folder or id of the base model, where it has moved since training.
+        trust: Unpickle a checkpoint, which runs what its author put into it; needed for a module
+            of another class than CausalLMModule.
 
     Returns:
         `output`.
@@ -87,7 +91,7 @@ def export(
     output = Path(output)
     _check(output, kind, dtype)
     if isinstance(source, str | Path):
-        trained = _from_checkpoint(source, module_id)
+        trained = _from_checkpoint(source, module_id, trust)
     else:
         trained = _from_algorithm(source, module_id)
     module = _rebuild(trained, base)
@@ -143,15 +147,37 @@ def module_ids(checkpoint: str | Path) -> list[str]:
     return sorted(path.name for path in modules.iterdir() if path.is_dir())
 
 
-def _from_checkpoint(checkpoint: str | Path, module_id: str) -> _Trained:
+def _from_checkpoint(checkpoint: str | Path, module_id: str, trust: bool) -> _Trained:
     known = module_ids(checkpoint)
     if module_id not in known:
         raise ValueError(f"unknown module_id {module_id!r}: this checkpoint holds {known}")
     folder = Path(checkpoint) / _MODULES / module_id
     check_part(Place.of(folder))
-    with (folder / CausalLMModule.CLASS_AND_CTOR_ARGS_FILE_NAME).open("rb") as file:
+    path = folder / CausalLMModule.CLASS_AND_CTOR_ARGS_FILE_NAME
+    if not trust:
+        return _without_code(folder, path)
+    with path.open("rb") as file:
         built_by = pickle.load(file)
     return _Trained(built_by["class"], built_by["ctor_args_and_kwargs"][1], folder)
+
+
+def _without_code(folder: Path, path: Path) -> _Trained:
+    """Read a module of this package's own class, and its weights, from plain data alone."""
+    try:
+        built_by = safe_pickle.read(path)
+        name = getattr(built_by["class"], "name", None)
+        if name != f"{CausalLMModule.__module__}.{CausalLMModule.__name__}":
+            raise safe_pickle.UntrustedPickleError(f"its module is a {name}")
+        settings = built_by["ctor_args_and_kwargs"][1]
+        safe_pickle.check_known("its settings", settings)
+        weights = safe_pickle.read(folder / f"{CausalLMModule.STATE_FILE_NAME}.pkl")
+        safe_pickle.check_known("its state", weights)
+    except safe_pickle.UntrustedPickleError as error:
+        raise ValueError(
+            f"checkpoint {str(folder)!r} is not read, because that would run code ({error}): say "
+            "--trust-checkpoint (in Python trust=True) if you trust its author"
+        ) from error
+    return _Trained(CausalLMModule, settings, weights)
 
 
 def _from_algorithm(algorithm: GiGPO, module_id: str) -> _Trained:
@@ -249,7 +275,13 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)  # RLlib warns of its own deprecations
     try:
         folder = export(
-            args.checkpoint, args.output, args.kind, args.module_id, args.dtype, base=args.base
+            args.checkpoint,
+            args.output,
+            args.kind,
+            args.module_id,
+            args.dtype,
+            base=args.base,
+            trust=args.trust_checkpoint,
         )
     except ValueError as error:
         parser.error(str(error))

@@ -82,6 +82,7 @@ Temperature = Annotated[
 PromptTokens = Annotated[int | None, typer.Option(help="limit of a prompt of the model")]
 ResponseTokens = Annotated[int | None, typer.Option(help="limit of a response of the model")]
 MaxSteps = Annotated[int | None, typer.Option(help="steps after which the episode is cut off")]
+Trust = Annotated[bool, typer.Option("--trust-checkpoint", help=parsers.TRUST)]
 
 
 def main() -> None:
@@ -208,6 +209,7 @@ def play(
     max_prompt_tokens: PromptTokens = None,
     max_response_tokens: ResponseTokens = None,
     max_steps: MaxSteps = None,
+    trust_checkpoint: Trust = False,
 ) -> None:
     """Play an environment yourself, with exactly the model's prompt.
 
@@ -220,7 +222,15 @@ def play(
         from rllib_gigpo.playing.screen import Screen
 
         spec, agent, config = open_env(env, env_config, profile)
-        wishes = _Wishes(player, model, seed, temperature, max_prompt_tokens, max_response_tokens)
+        wishes = _Wishes(
+            player,
+            model,
+            seed,
+            temperature,
+            max_prompt_tokens,
+            max_response_tokens,
+            trust_checkpoint,
+        )
         screen = Screen()
         with _seat(spec, agent, config, wishes, {}, screen) as chosen, _playing(screen):
             played = play_episode(
@@ -251,6 +261,7 @@ def replay(
     max_prompt_tokens: PromptTokens = None,
     max_response_tokens: ResponseTokens = None,
     max_steps: MaxSteps = None,
+    trust_checkpoint: Trust = False,
 ) -> None:
     """Re-create a recorded episode up to a step, and go on with another player."""
     with told():
@@ -267,7 +278,15 @@ def replay(
             raise ValueError(f"{file} lies in no run folder: say --env and --env-config")
         settings = env_config or json.dumps(recorded.run.get("env_config") or {})
         spec, agent, config = open_env(name, settings, profile)
-        wishes = _Wishes(player, model, seed, temperature, max_prompt_tokens, max_response_tokens)
+        wishes = _Wishes(
+            player,
+            model,
+            seed,
+            temperature,
+            max_prompt_tokens,
+            max_response_tokens,
+            trust_checkpoint,
+        )
         screen, known = Screen(), recorded.run.get("settings") or {}
         screen.line(f"re-creating {start} of {recorded.length} steps (seed {recorded.seed}) ...")
         with _seat(spec, agent, config, wishes, known, screen) as chosen, _playing(screen):
@@ -294,6 +313,7 @@ class _Wishes:
     temperature: float | None
     max_prompt_tokens: int | None
     max_response_tokens: int | None
+    trust_checkpoint: bool
 
 
 @contextmanager
@@ -324,7 +344,7 @@ def _seat(
     if wishes.model is not None or who == "model":
         if wishes.model is None:
             raise ValueError("--player model: say which one with --model")
-        with playable(wishes.model) as model:
+        with playable(wishes.model, trust=wishes.trust_checkpoint) as model:
             limits = _limits(wishes, wishes.model, known)
             player = ModelPlayer(model, spec.name, config, agent, seed=wishes.seed, **limits)
             yield answered(screen, player)
@@ -347,7 +367,7 @@ def _limits(wishes: _Wishes, model: str, known: Mapping[str, Any]) -> dict[str, 
     found = {name: known[name] for name in names if isinstance(known.get(name), int)}
     checkpoint = find_checkpoint(model)
     if checkpoint is not None:
-        trained = trained_as(checkpoint)
+        trained = trained_as(checkpoint, trust=wishes.trust_checkpoint)
         found |= {name: getattr(trained, name) for name in names}
         found["temperature"] = trained.eval_temperature
     given = {name: getattr(wishes, name) for name in (*names, "temperature")}

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 _ENV = "name of an environment, gymnasium id, or module:Class"
+TRUST = "unpickle the checkpoint, which runs what its author put into it; for classes of one's own"
 _OWN_PROFILE = "by default the environment's own"
 
 
@@ -116,8 +117,7 @@ def export_parser() -> argparse.ArgumentParser:
     """Return the parser of `export`."""
     parser = argparse.ArgumentParser(
         prog=program("export"),
-        description="Write a trained policy as a Hugging Face folder. Checkpoints are pickles: "
-        "export only those that you trust.",
+        description="Write a trained policy as a Hugging Face folder.",
     )
     add = parser.add_argument
     add("checkpoint", help="folder of an RLlib checkpoint")
@@ -127,6 +127,7 @@ def export_parser() -> argparse.ArgumentParser:
     add("--module-id", default="default_policy", help="%(default)s")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="%(default)s")
     add("--base", help="folder or id of the base model, where it has moved")
+    add("--trust-checkpoint", action="store_true", help=TRUST)
     return parser
 
 
@@ -186,8 +187,7 @@ A model is an RLlib checkpoint, a Hugging Face id or folder, or what an OpenAI-c
 serves (vllm serve, ...). A checkpoint brings its environment, agent profile, token limits and
 temperature; options replace them. The panel is the same on every machine. Every episode is written
 down as it ends, so the same command goes on where it was stopped. The output folder gets
-episodes.jsonl, result.json, table.md and table.tex. Checkpoints are pickles: evaluate only those
-that you trust.""",
+episodes.jsonl, result.json, table.md and table.tex.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -215,6 +215,7 @@ that you trust.""",
     add("--workers", type=int, default=16, help="episodes at once, %(default)s")
     add("--quiet", action="store_true", help="no progress")
     add("--output", default=None, help="folder; by default below runs/evaluate")
+    add("--trust-checkpoint", action="store_true", help=TRUST)
     return parser
 
 

@@ -94,7 +94,7 @@ def _player(args: argparse.Namespace) -> _Player:
             f"{args.what!r} is no checkpoint: name the model to evaluate on this environment with "
             "--model"
         )
-    found = None if named is None else trained_as(named)
+    found = None if named is None else trained_as(named, trust=args.trust_checkpoint)
     env = args.what if args.model is not None or found is None else found.env
     # What a run says of its environment is not said of another one.
     own = found if found is not None and found.env == env else None
@@ -162,7 +162,7 @@ def _chat(args: argparse.Namespace, player: _Player) -> Iterator[Any]:
     from rllib_gigpo.evaluate.local import LocalModel
     from rllib_gigpo.trained import playable
 
-    with playable(player.model) as model:
+    with playable(player.model, trust=args.trust_checkpoint) as model:
         config = (
             GiGPOConfig()
             .environment(player.env, env_config=player.env_config)

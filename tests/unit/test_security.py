@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import pickle
 import shutil
+from collections import OrderedDict
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ray import cloudpickle
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from rllib_gigpo import AgentProfile, GiGPO, safe_pickle
+from rllib_gigpo.agent.parsing import Action
+from rllib_gigpo.compare.runs import Run, read_results
 from rllib_gigpo.evaluate.main import main as evaluate
+from rllib_gigpo.export import export
 from rllib_gigpo.models import load_causal_lm, load_tokenizer, materialize
 from rllib_gigpo.recording.folder import RunFolder, write_bytes, write_lines
 from rllib_gigpo.report import report_html
 from rllib_gigpo.report.data import rollout_data, run_data
+from rllib_gigpo.trained import trained_as
 from rllib_gigpo_cli import app
 from tests.recorded import RUN, recorded_rows, write_run
-from tests.tiny_runs import tiny_config
+from tests.tiny_runs import build_learner, module_of, tiny_config
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("rllib_gigpo", "rllib_gigpo_cli", "envs")
@@ -30,9 +45,9 @@ UNPICKLES = {
     "rllib_gigpo/env_checks.py": "a copy of the environment under test, made a line before",
     "rllib_gigpo/settings/derived.py": "a copy of the settings, made by its only caller",
     "rllib_gigpo/gigpo.py": "the episodes played ahead, in a checkpoint that RLlib restores",
-    "rllib_gigpo/export.py": "a checkpoint, which its caller has to trust",
-    "rllib_gigpo/checkpoints.py": "a checkpoint, which its caller has to trust",
-    "rllib_gigpo/trained.py": "a checkpoint, which its caller has to trust",
+    "rllib_gigpo/safe_pickle.py": "anything, with names that stand for nothing",
+    "rllib_gigpo/export.py": "a checkpoint whose author is trusted (trust=True)",
+    "rllib_gigpo/trained.py": "a checkpoint whose author is trusted (trust=True)",
 }
 _PICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 _LOADS = {"load", "loads", "Unpickler", "open"}
@@ -69,10 +84,13 @@ def test_the_bomb_works(tmp_path):
 # The source ---------------------------------------------------------------------------------------
 
 
+@cache
 def sources():
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+    return [
+        (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text()))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
 
 
 def calls(tree: ast.AST):
@@ -206,11 +224,10 @@ def test_no_command_unpickles_what_lies_in_a_run_folder(name, bomb, tmp_path):
 
 
 def test_a_comparison_reads_json_alone(bomb, mark, tmp_path):
-    for algo in ("grpo", "gigpo"):
-        write_bytes(tmp_path / "out" / "runs" / f"{algo}-0-8.json", bomb)
-    arguments = ["--algos", "grpo,gigpo", "--seeds", "1", "--env-steps", "8"]
-    done = run("compare", *arguments, "--output", str(tmp_path / "out"))
-    assert done.exit_code != 0
+    one = Run("grpo", 0, 8)
+    write_bytes(tmp_path / one.file, bomb)
+    with pytest.raises(ValueError, match="utf-8"):
+        read_results([one], tmp_path)
 
 
 def test_an_evaluation_reads_json_alone(bomb, mark, tmp_path):
@@ -309,3 +326,137 @@ def test_python_files_of_a_model_are_not_imported(known, copied, mark):
     else:
         with pytest.raises(ValueError, match="remote code is never run"):
             load_causal_lm(str(copied))
+
+
+# Checkpoints --------------------------------------------------------------------------------------
+
+
+def answer_at_once(response: str) -> Action:
+    """A parser of one's own."""
+    return Action(response, True)
+
+
+class Own(AgentProfile):
+    """A profile of a class of one's own."""
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return build_learner()
+
+
+def checkpoint_of(learner, path: Path, **settings) -> Path:
+    """What `algorithm.save_to_path` writes of settings and policy, without Ray."""
+    config = tiny_config()
+    told = {**config.to_dict(), "profile": config.agent_profile, **settings}
+    content = {"class": GiGPO, "ctor_args_and_kwargs": ((told,), {})}
+    write_bytes(path / "class_and_ctor_args.pkl", cloudpickle.dumps(content))
+    module = path / "learner_group" / "learner" / "rl_module" / "default_policy"
+    module_of(learner).save_to_path(str(module))
+    return path
+
+
+@pytest.fixture
+def checkpoint(learner, tmp_path) -> Path:
+    return checkpoint_of(learner, tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_is_read_without_running_it(learner, checkpoint, tmp_path, monkeypatch):
+    whole = export(checkpoint, tmp_path / "trusted", trust=True)
+    trusted = trained_as(checkpoint, trust=True)
+
+    def refuse(*arguments, **options):
+        raise AssertionError("unpickled")
+
+    for name in ("load", "loads"):
+        monkeypatch.setattr(pickle, name, refuse)
+        monkeypatch.setattr(cloudpickle, name, refuse)
+    found = trained_as(checkpoint)
+    assert (found.env, found.env_config) == ("KeyDoor", {"horizon": 6})
+    assert (found.max_prompt_tokens, found.eval_temperature) == (64, trusted.eval_temperature)
+    assert found.profile.prompt == trusted.profile.prompt
+    plain = export(checkpoint, tmp_path / "plain")
+    left, right = (load_file(folder / "model.safetensors") for folder in (whole, plain))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "class_and_ctor_args.pkl",
+        "learner_group/learner/rl_module/default_policy/class_and_ctor_args.pkl",
+        "learner_group/learner/rl_module/default_policy/module_state.pkl",
+        "algorithm_state.pkl",
+        "learner_group/state.pkl",
+    ],
+)
+def test_a_bomb_in_a_checkpoint_does_not_go_off(name, checkpoint, bomb, mark, tmp_path):
+    write_bytes(checkpoint / name, bomb)
+    run("evaluate", str(checkpoint), "--tasks", "1", "--output", str(tmp_path / "out"))
+    run("export", str(checkpoint), str(tmp_path / "model"))
+    run("play", "KeyDoor", "--max-steps", "1", "--model", str(checkpoint))
+
+
+def test_a_bomb_hidden_in_the_settings_stays_whole(learner, mark, tmp_path):
+    for settings in ({"callbacks_class": Bomb(mark)}, {"learner_config_dict": {"x": Bomb(mark)}}):
+        path = checkpoint_of(learner, tmp_path / "one", **settings)
+        assert trained_as(path).env == "KeyDoor"
+    for settings in ({"env_config": {"size": Bomb(mark)}}, {"env": Bomb(mark)}):
+        path = checkpoint_of(learner, tmp_path / "two", **settings)
+        with pytest.raises(ValueError, match=r"posix\.mkdir.*--trust-checkpoint"):
+            trained_as(path)
+
+
+@pytest.mark.parametrize("own", [lambda: Own, lambda: answer_at_once], ids=["class", "function"])
+def test_a_profile_of_ones_own_needs_trust(own, learner, tmp_path):
+    made = own()
+    usual = tiny_config().agent_profile
+    fields = {name: getattr(usual, name) for name in usual.__dataclass_fields__}
+    profile = Own(**fields) if made is Own else replace(usual, parser=made)
+    path = checkpoint_of(learner, tmp_path / "own", profile=profile)
+    with pytest.raises(ValueError, match=r"tests\.unit\.|test_security.*--trust-checkpoint"):
+        trained_as(path)
+    assert trained_as(path, trust=True).profile.prompt == usual.prompt
+
+
+def test_names_that_look_like_the_packages_lead_nowhere(tmp_path, mark):
+    """Such as `rllib_gigpo.agent.parsing.re`, or a function that such a module imports."""
+    for module, name in (
+        ("rllib_gigpo.agent.parsing", "re.compile"),
+        ("rllib_gigpo.agent.parsing", "dataclass"),
+        ("rllib_gigpo.agent.prompt", "Formatter"),
+        ("rllib_gigpo.agent.no_such_module", "x"),
+        ("builtins", "eval"),
+        ("builtins", "getattr"),
+        ("numpy", "load"),
+        ("torch.storage", "_load_from_bytes"),
+        ("rllib_gigpo.export", "export"),
+    ):
+        call = f"c{module}\n{name}\n(S'a'\ntR.".encode()
+        (tmp_path / "p.pkl").write_bytes(call)
+        found = safe_pickle.read(tmp_path / "p.pkl")
+        assert isinstance(found, safe_pickle.Unknown)
+        assert found.name == f"{module}.{name}"
+
+
+def test_arrays_and_containers_come_back(tmp_path):
+    value = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": [np.float64(0.5), {1, 2}, (True, None, b"x", "y")],
+        "c": OrderedDict(x=slice(1, 2)),
+    }
+    (tmp_path / "p.pkl").write_bytes(pickle.dumps(value))
+    found = safe_pickle.read(tmp_path / "p.pkl")
+    safe_pickle.check_known("it", found)
+    np.testing.assert_array_equal(found.pop("a"), value.pop("a"))
+    assert found == value
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_do_more_than_fail(content):
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "p.pkl")
+        path.write_bytes(content)
+        with contextlib.suppress(ValueError, EOFError, pickle.UnpicklingError):
+            safe_pickle.read(path)
