@@ -45,7 +45,8 @@ KINDS = (
     ("driver", "SIGKILL"),
 )
 WEIGHTS = (6, 2, 2, 1, 4)
-_CLASSES = {"runner": "LLMEnvRunner", "learner": "GiGPOTorchLearner"}
+# RLlib wraps a learner's class, whose own name is lost.
+_CLASSES = {"runner": "LLMEnvRunner", "learner": "_WrappedExecutable"}
 _GROUPS, _GROUP_SIZE, _MINIBATCHES, _RUNNERS = 8, 8, 4, 2
 _HEARTBEAT_S = 8.0
 _START_S = 600.0
