@@ -1,15 +1,13 @@
 """How much memory a run needs, part by part and phase by phase, before it is started.
 
 Weights, optimizer state and the cache of keys and values are counted. What the backward pass keeps
-is not guessed by a formula: the model is run on fake tensors, which have shapes and types and no
-memory, and what autograd would keep is added up. So the number holds for any architecture, with or
-without autocast and activation checkpointing. Rows are taken to differ in length, so that attention
-reads a mask; where all are equally long it keeps a little less.
+is not guessed by a formula: see `memory_passes`.
 
     python -m rllib_gigpo.memory_estimate Qwen/Qwen2.5-7B-Instruct --num-learners 8 --sharding fsdp
+    python -m rllib_gigpo.memory_estimate Qwen/Qwen2-VL-2B-Instruct --picture 300x300
 
 Not counted: the runtime (about 0.6 GB of a CPU process, a CUDA context), fragmentation, the copy of
-the weights on their way to the engines.
+the weights on their way to the engines, what an engine's vision tower works on.
 
 Shapes: P parameters, T tokens of a micro-batch, R response tokens of it, V vocabulary.
 """
@@ -26,7 +24,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rllib_gigpo.chunked import CHUNK_ELEMENTS
-from rllib_gigpo.recompute import allow_recompute, recompute_layers, repeated_layers
+from rllib_gigpo.memory_passes import Rows, passes
+from rllib_gigpo.models.loading import class_for
+from rllib_gigpo.recompute import repeated_layers
+from rllib_gigpo.vision.sight import Sight, load_sight, vision_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -58,6 +59,9 @@ class Plan:
         offload_to_cpu: Whether the parts of a sharded model are kept on the host.
         activation_checkpointing: Whether the insides of layers are computed again.
         engine_sequences: Sequences that one engine decodes at once.
+        pictures: Height and width of each picture that a row shows; those of different rows are
+            taken to be different.
+        freeze_vision_tower: Whether the language model alone is trained.
     """
 
     sequence_tokens: int
@@ -74,14 +78,21 @@ class Plan:
     offload_to_cpu: bool = False
     activation_checkpointing: bool = False
     engine_sequences: int = 256
+    pictures: tuple[tuple[int, int], ...] = ()
+    freeze_vision_tower: bool = False
 
 
-def plan_of(config: GiGPOConfig, lora_parameters: int | None = None) -> Plan:
+def plan_of(
+    config: GiGPOConfig,
+    lora_parameters: int | None = None,
+    pictures: tuple[tuple[int, int], ...] = (),
+) -> Plan:
     """Return the plan that settings make, with rows as long as they may be.
 
     Args:
         config: The settings.
         lora_parameters: Parameters of the adapter, with `llm(lora=...)`.
+        pictures: Height and width of each picture that a row shows.
     """
     return Plan(
         sequence_tokens=config.max_prompt_tokens + config.max_response_tokens,
@@ -98,26 +109,46 @@ def plan_of(config: GiGPOConfig, lora_parameters: int | None = None) -> Plan:
         offload_to_cpu=config.offload_to_cpu,
         activation_checkpointing=config.activation_checkpointing,
         engine_sequences=config.max_num_seqs,
+        pictures=pictures,
+        freeze_vision_tower=config.freeze_vision_tower,
     )
 
 
-def estimate(config: PreTrainedConfig, plan: Plan) -> dict[str, dict[str, int]]:
+def estimate(
+    config: PreTrainedConfig, plan: Plan, sight: Sight | None = None
+) -> dict[str, dict[str, int]]:
     """Return bytes per part, for each phase of an iteration.
 
     Args:
         config: Architecture of the model.
         plan: The rest.
+        sight: The model's image side, where rows show pictures.
 
     Returns:
         Phase to part to bytes: "score" and "update" on one learner's device, "host" beside it where
         parts are offloaded, "engine" on one engine's.
+
+    Raises:
+        ValueError: Pictures without an image side, or that take more tokens than a row has.
     """
+    if plan.pictures and sight is None:
+        raise ValueError(
+            f"pictures={plan.pictures} for a {config.model_type}, which reads text alone: leave "
+            "them out, or choose an image-text model"
+        )
     text: Any = config.get_text_config()
     outline = _outline(config)
     shards = plan.num_learners if plan.sharding == "fsdp" else 1
     held = _held(outline, plan)
     parts = {name: math.ceil(size / shards) for name, size in held.items()}
-    passes = _passes(config, plan)
+    rows = max(1, plan.micro_batch_tokens // plan.sequence_tokens)
+    found = passes(
+        lambda: _model(config),
+        Rows(rows, plan.sequence_tokens, sight if plan.pictures else None, plan.pictures),
+        bf16=plan.dtype == "bfloat16",
+        recompute=plan.activation_checkpointing,
+        freeze=plan.freeze_vision_tower or plan.lora_parameters is not None,
+    )
     gathered: dict[str, int] = {}
     if shards > 1:
         # All outside the layers, and the layer at work with the one that is being fetched.
@@ -126,12 +157,13 @@ def estimate(config: PreTrainedConfig, plan: Plan) -> dict[str, dict[str, int]]:
     # Autocast keeps the narrow copies of the weights to the end of a pass; a sharded model gathers
     # narrow ones.
     copies = outline.parameters * _BF16 if plan.dtype == "bfloat16" and shards == 1 else 0
-    kept = passes.kept
+    kept = found.kept
     if plan.activation_checkpointing:
-        kept += max(copies, passes.scored)
+        kept += max(copies, found.scored)
+    pixels = {"pictures": found.pictures} if plan.pictures else {}
     logits = min(
         _LOGIT_BUFFERS * max(CHUNK_ELEMENTS, text.vocab_size) * _FP32,
-        _LOGIT_BUFFERS * passes.responses * text.vocab_size * _FP32,
+        _LOGIT_BUFFERS * rows * plan.response_tokens * text.vocab_size * _FP32,
     )
     at_rest = {name: size for name, size in parts.items() if name != "gradients"}
     on_device = {} if plan.offload_to_cpu else at_rest
@@ -140,13 +172,15 @@ def estimate(config: PreTrainedConfig, plan: Plan) -> dict[str, dict[str, int]]:
         "score": {
             **on_device,
             **gathered,
-            "activations": passes.scored + copies,
+            **pixels,
+            "activations": found.scored + copies,
             "logits": logits,
         },
         "update": {
             **on_device,
             **gradients,
             **gathered,
+            **pixels,
             "activations": kept,
             "logits": logits,
             # The largest matrix has a gradient by two ways, and a step works on copies of it.
@@ -172,12 +206,17 @@ def cache_bytes(config: PreTrainedConfig, plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class _Outline:
-    """Numbers of parameters: of all, of a layer, outside the layers, of the largest matrix."""
+    """Numbers of parameters.
+
+    Of all, of the largest layer, outside the layers, of the largest matrix, and of what
+    `freeze_vision_tower` freezes.
+    """
 
     parameters: int
     layer: int
     outside: int
     largest: int
+    vision: int
 
 
 def _outline(config: PreTrainedConfig) -> _Outline:
@@ -185,14 +224,20 @@ def _outline(config: PreTrainedConfig) -> _Outline:
         model = _model(config)
         layers = [sum(p.numel() for p in layer.parameters()) for layer in repeated_layers(model)]
         sizes = [p.numel() for p in model.parameters()]
-    return _Outline(sum(sizes), max(layers), sum(sizes) - sum(layers), max(sizes))
+        vision = sum(
+            p.numel()
+            for name in vision_modules(model)
+            for p in model.get_submodule(name).parameters()
+        )
+    return _Outline(sum(sizes), max(layers), sum(sizes) - sum(layers), max(sizes), vision)
 
 
 def _held(outline: _Outline, plan: Plan) -> dict[str, int]:
     """Return what all learners together hold of one copy, in bytes."""
     whole = outline.parameters
-    trained = whole if plan.lora_parameters is None else plan.lora_parameters
-    trained += whole if plan.with_critic_model else 0
+    still = outline.vision if plan.freeze_vision_tower else 0
+    trained = whole - still if plan.lora_parameters is None else plan.lora_parameters
+    trained += whole - still if plan.with_critic_model else 0
     held = {
         "weights": trained * _FP32,
         "optimizer": _STATES[plan.optimizer] * trained * _FP32,
@@ -200,62 +245,15 @@ def _held(outline: _Outline, plan: Plan) -> dict[str, int]:
     }
     if plan.lora_parameters is not None:
         held["frozen weights"] = whole * _width(plan.base_dtype)
+    elif still:
+        held["frozen weights"] = still * (1 + plan.with_critic_model) * _FP32
     if plan.with_reference:
         held["reference"] = whole * _FP32
     return held
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """What passes of the largest micro-batch need: bytes kept for backward, and without it."""
-
-    kept: int
-    scored: int
-    responses: int
-
-
-def _passes(config: PreTrainedConfig, plan: Plan) -> _Passes:
-    rows = max(1, plan.micro_batch_tokens // plan.sequence_tokens)
-    with FakeTensorMode():
-        model = _model(config)
-        one_layer = _kept(model, plan, rows, layers=1) - _kept(model, plan, rows, layers=0)
-        if plan.activation_checkpointing:
-            allow_recompute(model)
-            recompute_layers(model)
-        kept = _kept(model, plan, rows, layers=len(repeated_layers(model)))
-    return _Passes(kept=kept, scored=one_layer, responses=rows * plan.response_tokens)
-
-
-def _kept(model: Any, plan: Plan, rows: int, *, layers: int) -> int:
-    """Return bytes of what autograd keeps of a pass, beside the weights themselves."""
-    body = model.base_model
-    everything = body.layers
-    body.layers = everything[:layers]
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, int] = {}
-    alive = []  # so that no storage is taken for one that came before it
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
-
-    ids = torch.zeros(rows, plan.sequence_tokens, dtype=torch.long)
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.dtype == "bfloat16")
-    try:
-        with autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            body(input_ids=ids, use_cache=False)
-    finally:
-        body.layers = everything
-    return sum(kept.values())
-
-
 def _model(config: PreTrainedConfig) -> Any:
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    return class_for(config).from_config(config, dtype=torch.float32).eval()
 
 
 def _width(dtype: str) -> int:
@@ -284,7 +282,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--num-learners", type=int, default=1)
     add("--sharding", default="replicate", choices=("replicate", "fsdp"))
     add("--engine-sequences", type=int, default=256)
-    for flag in ("with-reference", "offload-to-cpu", "activation-checkpointing"):
+    add("--picture", type=_size, help="HEIGHTxWIDTH of the pictures that a row shows")
+    add("--pictures-per-row", type=int, default=1)
+    for flag in (
+        "with-reference",
+        "freeze-vision-tower",
+        "offload-to-cpu",
+        "activation-checkpointing",
+    ):
         add(f"--{flag}", action="store_true")
     args = vars(parser.parse_args(arguments))
     import transformers

@@ -8,12 +8,13 @@ import torch
 import transformers
 
 from rllib_gigpo.check.findings import Finding
+from rllib_gigpo.check.parts import prompts_of, random_steps
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.memory_estimate import estimate, plan_of
 from rllib_gigpo.models import materialize
 from rllib_gigpo.models.loading import model_class
-from rllib_gigpo.vision.sight import load_sight
+from rllib_gigpo.vision.sight import Sight, load_sight, vision_modules
 
 _GIB = 2**30
 # What to turn when a part is the largest of its phase.
@@ -24,6 +25,7 @@ _KNOBS = {
     "frozen weights": "llm(base_dtype='bfloat16'), or learners(sharding='fsdp')",
     "reference": "learners(sharding='fsdp'), llm(lora=...), or kl_coeff=0, which keeps none",
     "gathered weights": "llm(dtype='bfloat16')",
+    "pictures": "a smaller micro_batch_tokens",
     "activations": "learners(activation_checkpointing=True), or a smaller micro_batch_tokens",
     "logits": "a smaller micro_batch_tokens",
     "temporaries": "a smaller vocabulary or model; they are twice its largest matrix",
@@ -44,10 +46,14 @@ def memory_part(config: GiGPOConfig, gpu_gib: float | None = None) -> Iterator[F
             values of an engine are counted at their longest, so an engine over it is a note.
     """
     path = materialize(config.model_spec)
-    if load_sight(path) is not None:
-        yield Finding("memory", "note", "not estimated: the estimate is of text models")
+    sight = load_sight(path)
+    if sight is not None and config.is_multi_agent:
+        told = "not estimated: what pictures the prompts of a team show is not known beforehand"
+        yield Finding("memory", "note", told)
         return
+    pictures = () if sight is None else _pictures(config, sight)
     adapter = None if config.lora is None else adapter_parameters(path, config.lora)
+    plan = plan_of(config, lora_parameters=adapter, pictures=pictures)
     phases = estimate(
         transformers.AutoConfig.from_pretrained(path, trust_remote_code=False), plan, sight
     )
@@ -59,6 +65,13 @@ def memory_part(config: GiGPOConfig, gpu_gib: float | None = None) -> Iterator[F
             state = "FAULT" if phase != "engine" else "note"
         over = f", the GPU has {limit:g}" if state != "ok" else ""
         yield Finding("memory", state, f"{phase}: {total:.2f} GiB{over}; {_told(phase, parts)}")
+
+
+def _pictures(config: GiGPOConfig, sight: Sight) -> tuple[tuple[int, int], ...]:
+    """Return height and width of the pictures of the random prompt that shows most."""
+    shown = [prompt.images for prompt in prompts_of(config, random_steps(config))]
+    most = max(shown, key=lambda images: sum(sight.num_features(p.picture) for p in images))
+    return tuple((p.picture.pixels.shape[0], p.picture.pixels.shape[1]) for p in most)
 
 
 def _told(phase: str, parts: Mapping[str, int]) -> str:
@@ -86,5 +99,6 @@ def adapter_parameters(path: str, lora: LoRASettings) -> int:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
         and module is not output
+        and not (vision and name.startswith(vision))
         and (lora.targets == "all-linear" or name.rsplit(".", 1)[-1] in lora.targets)
     )

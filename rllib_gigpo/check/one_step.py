@@ -11,7 +11,7 @@ from pathlib import Path
 import ray
 
 from rllib_gigpo.check.findings import Finding
-from rllib_gigpo.check.small_copy import small_copy
+from rllib_gigpo.check.small_copy import MOST_PARAMETERS, parameters_of, small_copy
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.models import materialize
 from rllib_gigpo.vision.sight import load_sight
@@ -54,13 +54,17 @@ def cut_to_a_step(config: GiGPOConfig, model: Path) -> GiGPOConfig:
 def step_part(config: GiGPOConfig) -> list[Finding]:
     """Play four short episodes with a copy of the model and learn from them once."""
     path = materialize(config.model_spec)
-    if load_sight(path) is not None:
-        # Its vision tower has sizes of its own, which have to fit those of the text.
+    # A vision tower has sizes of its own, which have to fit those of the text.
+    is_whole = load_sight(path) is not None
+    if is_whole and parameters_of(path) > MOST_PARAMETERS:
         return [Finding("one step", "note", "not taken: models that see are not cut down")]
     started_here = not ray.is_initialized()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            model, parameters = small_copy(path, Path(folder) / "copy")
+            if is_whole:
+                model, parameters = Path(path), parameters_of(path)
+            else:
+                model, parameters = small_copy(path, Path(folder) / "copy")
             if started_here:
                 ray.init(
                     address="local",
@@ -95,7 +99,7 @@ def _train(config: GiGPOConfig, parameters: int) -> Finding:
     return Finding(
         "one step",
         "ok",
-        f"a copy of {parameters / 1e6:.1f} M parameters: {found['num_episodes']:.0f} episodes, "
+        f"a model of {parameters / 1e6:.1f} M parameters: {found['num_episodes']:.0f} episodes, "
         f"{found['num_env_steps_sampled']:.0f} rows, gradient norm "
         f"{', '.join(f'{norm:.3g}' for norm in norms)}, {time.perf_counter() - start:.0f} s",
     )

@@ -13,7 +13,7 @@ from rllib_gigpo.models.loading import model_class
 
 _LAYERS = 2
 # A wider copy would take minutes for a step on a CPU.
-_MOST_PARAMETERS = 60_000_000
+MOST_PARAMETERS = 60_000_000
 _NARROW = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -41,7 +41,7 @@ def small_copy(path: str, folder: Path) -> tuple[Path, int]:
     made = model_class(path)
     config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     _cut(config, {"num_hidden_layers": _LAYERS})
-    if _parameters(made, config) > _MOST_PARAMETERS:
+    if _parameters(made, config) > MOST_PARAMETERS:
         _cut(config, _NARROW)
     torch.manual_seed(0)
     try:

@@ -124,7 +124,11 @@ def load_causal_lm(
 
 def model_class(path: str) -> Any:
     """Return transformers' class for the models of a folder or id: image-text where it sees."""
-    config = _load(transformers.AutoConfig.from_pretrained, "model config", path)
+    return class_for(_load(transformers.AutoConfig.from_pretrained, "model config", path))
+
+
+def class_for(config: transformers.PreTrainedConfig) -> Any:
+    """Return transformers' class for an architecture: image-text where it sees."""
     if config.model_type in MODEL_TYPES:
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
