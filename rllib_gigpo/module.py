@@ -116,16 +116,9 @@ class CausalLMModule(TorchRLModule):
         Args:
             device: Where this learner computes.
             offload_to_cpu: Keep in the host's memory what is not being used.
-
-        Raises:
-            ValueError: The model reads pictures.
         """
         if self.sight is not None:
-            raise ValueError(
-                f"sharding='fsdp' with the image-text model {self.model_config['spec'].name!r}: a "
-                "learner whose rows show no picture would not gather the weights of the image "
-                "side with the others; leave sharding at 'replicate'"
-            )
+            self.sight.always_looks = True
         dtype = torch.bfloat16 if self._autocast else torch.float32
         for model in filter(None, (self.lm, self.reference, self.value_body)):
             sharding.shard(model, device, dtype=dtype, offload_to_cpu=offload_to_cpu)

@@ -228,7 +228,7 @@ def _spoken(
     mask = batch.mask.to(device)
     is_token = torch.arange(input_ids.shape[1], device=device) < lengths[:, None]
     reader, inputs = body, {"input_ids": input_ids}
-    if any(batch.images):
+    if any(batch.images) or (sight is not None and sight.always_looks):
         if sight is None:
             raise ValueError("the rows show pictures, and the model reads text alone")
         reader = sight.language_model(body)

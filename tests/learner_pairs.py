@@ -23,22 +23,29 @@ class Pair:
     Args:
         base: Settings of every case; those that shape the module are the same in all of them.
         learners: Settings of `learners(...)`.
+        llm: Settings of `llm(...)`.
         settings: Further settings at the start.
     """
 
     def __init__(
-        self, base: Mapping[str, Any], learners: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        base: Mapping[str, Any],
+        learners: Mapping[str, Any] | None = None,
+        llm: Mapping[str, Any] | None = None,
+        **settings: Any,
     ):
         self.base = dict(base)
         self.learners = {"num_learners": 2, **(learners or {})}
-        self.config = tiny_config(**{**self.base, **settings})
+        self.llm = dict(llm or {})
+        self.config = tiny_config(**{**self.base, **settings}).llm(**self.llm)
         self.algorithm = self.config.copy().learners(**self.learners).build_algo()
-        self.group = self.algorithm.learner_group
+        self.group: Any = self.algorithm.learner_group
         self.start = self.group.get_state()
 
     def begin(self, **settings: Any) -> None:
         """Back to the initial weights, with other settings."""
-        self.config = tiny_config(**{**self.base, **settings}).learners(**self.learners)
+        config = tiny_config(**{**self.base, **settings}).llm(**self.llm)
+        self.config = config.learners(**self.learners)
         config = self.config
 
         def take(learner: Any) -> None:

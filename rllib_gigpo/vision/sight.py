@@ -19,9 +19,10 @@ import torch
 import transformers
 
 from rllib_gigpo.vision.families import FAMILIES, Family, Layout, Tensors
-from rllib_gigpo.vision.pictures import Picture, PlacedPicture
+from rllib_gigpo.vision.pictures import Gallery, Picture, PlacedPicture
 
 _CACHE_BYTES = 256 << 20
+_BLANK = Gallery().hang(np.zeros((32, 32, 3), dtype=np.uint8))
 _INFORMATION = ("rows", "cols")  # what image processors return besides tensors
 
 
@@ -31,11 +32,17 @@ class Sight:
     Args:
         family: Knows the model's layout of pictures.
         processor: The model's image processor of transformers.
+
+    Attributes:
+        always_looks: Whether `inputs` lets the vision tower look at a blank picture, to no effect,
+            where rows show none. A sharded model needs it: its learners gather weights together,
+            and one that passes the tower by would leave the others waiting.
     """
 
     def __init__(self, family: Family, processor: Any):
         self.family = family
         self.processor = processor
+        self.always_looks = False
         self._processed: OrderedDict[bytes, Tensors] = OrderedDict()
         self._bytes = 0
         self._layout_of_size = lru_cache(maxsize=4096)(self._layout_of_blank)
@@ -139,15 +146,17 @@ class Sight:
         Args:
             body: The model without its output layer.
             input_ids: int64 [U, L], right-padded.
-            images: Pictures of each sequence, at least one in all.
+            images: Pictures of each sequence, at least one in all unless `always_looks`.
         """
         distinct = {shown.picture.key: shown.picture for row in images for shown in row}
         addresses = dict(zip(distinct, self.addresses(distinct.values()), strict=True))
         addressed = input_ids.cpu().numpy().copy()
         for row, shown in enumerate(images):
             write_addresses(addressed[row], shown, addresses)
-        features = self.features(body, distinct.values())
+        features = self.features(body, distinct.values() or [_BLANK])
         inputs = embed(body, torch.from_numpy(addressed).to(body.device), features)
+        if not distinct:
+            inputs["inputs_embeds"] = inputs["inputs_embeds"] + 0.0 * features.sum()
         positions = [self.positions(input_ids.shape[1], shown) for shown in images]
         rotary = [found for found in positions if found is not None]
         if rotary:
