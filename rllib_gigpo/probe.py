@@ -83,12 +83,18 @@ def check_probe(
     """Compare an engine's log-probabilities with the learner's.
 
     Raises:
-        RuntimeError: They differ by more than the tolerance per token, or the version is another.
+        RuntimeError: They differ by more than the tolerance per token, the version is another, or
+            the learner's own are not finite.
     """
     if completion.weight_version != version:
         raise RuntimeError(
             f"after the sync an engine serves weight version {completion.weight_version}, expected "
             f"{version}"
+        )
+    if not np.isfinite(learner_logps).all():
+        raise RuntimeError(
+            f"at version {version} the learner's log-probabilities are not finite: its weights hold "
+            "NaN or too large values; restore an earlier checkpoint and lower lr"
         )
     gap = float(np.mean(np.abs(completion.logps - learner_logps)))
     if not gap <= tolerance:

@@ -39,6 +39,11 @@ def test_a_nan_is_no_match():
         check_probe(answer([float("nan")]), np.array([-1.0]), version=3, tolerance=0.3)
 
 
+def test_a_learner_whose_weights_are_lost_says_so():
+    with pytest.raises(RuntimeError, match="its weights hold NaN or too large values"):
+        check_probe(answer([-1.0]), np.array([float("nan")]), version=3, tolerance=0.3)
+
+
 def test_an_old_version_is_no_match_whatever_it_says():
     with pytest.raises(RuntimeError, match="serves weight version 2, expected 3"):
         check_probe(answer([-1.0], version=2), np.array([-1.0]), version=3, tolerance=1.0)
