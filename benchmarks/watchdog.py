@@ -3,10 +3,11 @@
     python -m benchmarks.watchdog
     python -m benchmarks.watchdog --presets gigpo grpo --seeds 0 1 --budget 10000
 
-Good runs are those of `benchmarks.learning` (KeyDoor, a warm start, several algorithms and seeds),
-with a KL so that every signal has a number. Bad ones are the same runs, whose learning rate is
-multiplied by `--too-large` after some iterations. Every run is watched with the defaults and goes
-on to its end. The last line is JSON.
+Runs are those of `benchmarks.learning` (KeyDoor, a warm start, several algorithms and seeds), with
+a KL so small that it only gives that signal a number. Good are those that end with no less success
+than they began with; the others have fallen by themselves, and an alarm about them is right. Bad
+ones are the same runs, whose learning rate is multiplied by `--too-large` after some iterations.
+Every run is watched with the defaults and goes on to its end. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import methodcaller
 from pathlib import Path
 from statistics import median
@@ -46,7 +47,7 @@ def watch(run: Run, models: Path, *, factor: float, healthy: int, after: int) ->
     """
     task = TASKS[run.task]
     config = config_of(run, task, warm_model(task, run.seed, models))
-    config.training(kl_coeff=0.01, old_logp="recompute").recording(enabled=False)
+    config.training(kl_coeff=1e-3, old_logp="recompute").recording(enabled=False)
     algorithm: Any = config.build_algo()
     alarms: dict[str, int] = {}
     success: list[float] = []
@@ -74,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     runs = [Run(_TASK, preset, seed, args.budget) for preset in args.presets for seed in args.seeds]
-    good, bad = [], []
+    alone, bad = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for kind, factor, found in (("good", 1.0, good), ("bad", args.too_large, bad)):
+        for kind, factor, found in (("alone", 1.0, alone), ("bad", args.too_large, bad)):
             for run in runs:
                 found.append(
                     watch(
@@ -89,35 +90,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
                 print(f"{kind} {run.preset} {run.seed}: {found[-1]}", flush=True)
     ray.shutdown()
-    print(json.dumps(summary(good, bad, args.healthy)))
+    print(json.dumps(summary(alone, bad, args.healthy)))
 
 
 def summary(
-    good: Sequence[dict[str, Any]], bad: Sequence[dict[str, Any]], healthy: int
+    runs: Sequence[dict[str, Any]], bad: Sequence[dict[str, Any]], healthy: int
 ) -> dict[str, Any]:
     """Return the rates.
 
     Args:
-        good: What `watch` returned of the runs that were left alone.
+        runs: What `watch` returned of the runs that were left alone.
         bad: Of those that were not.
         healthy: Iterations before they were disturbed.
     """
+    good = [found for found in runs if found["success"][1] >= found["success"][0]]
+    fallen = [found for found in runs if found not in good]
     noticed = [min(found["alarms"].values()) for found in bad if found["alarms"]]
     return {
         "good_runs": len(good),
         "good_iterations": sum(found["iterations"] for found in good),
-        "good_success": [
-            round(sum(found["success"][place] for found in good) / len(good), 3) for place in (0, 1)
-        ],
+        "good_success": [_mean(found["success"][place] for found in good) for place in (0, 1)],
         "good_runs_with_alarm": sum(bool(found["alarms"]) for found in good),
         "false_alarms": dict(Counter(signal for found in good for signal in found["alarms"])),
+        "fallen_runs": len(fallen),
+        "fallen_runs_with_alarm": sum(bool(found["alarms"]) for found in fallen),
         "bad_runs": len(bad),
-        "bad_success": round(sum(found["success"][1] for found in bad) / len(bad), 3),
+        "bad_success": _mean(found["success"][1] for found in bad),
         "bad_runs_with_alarm": len(noticed),
         # The iteration of the first destroying update is still played by good weights.
         "bad_iterations_until_alarm": median(n - healthy - 1 for n in noticed) if noticed else None,
         "seen_by": dict(Counter(signal for found in bad for signal in found["alarms"])),
     }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return round(sum(found) / len(found), 3) if found else None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -40,8 +40,9 @@ def copy(tmp_path) -> Path:
     return folder
 
 
-def config_of(folder: Path | str, **training: Any):
-    config = tiny_config(**training).llm(model=str(folder), options={})
+def config_of(folder: Path | str):
+    # The entropy's gradient moves the weights, whether or not the random model earns anything.
+    config = tiny_config(entropy_coeff=0.1).llm(model=str(folder), options={})
     return config.recording(enabled=False)
 
 
@@ -162,13 +163,12 @@ def test_a_token_beyond_the_embedding_in_the_template_lets_nothing_start(copy):
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_tied_and_untied_weights_are_trained_and_served(tie):
-    config = tiny_config().recording(enabled=False)
+    config = tiny_config(entropy_coeff=0.1).recording(enabled=False)
     config.llm(options={**config.llm_options, "tie": tie})
     start = parameters(build_learner(config))
     assert ("lm_head.weight" in start) is not tie
     # Every sync compares what the engine computes with to the learner's weights, bit by bit.
-    _, result, after = one_iteration(config, iterations=2)
-    assert result["learners"][DEFAULT_MODULE_ID]["nonzero_advantage_share"] > 0
+    _, _, after = one_iteration(config, iterations=2)
     assert ("lm_head.weight" in after) is not tie
     assert not torch.equal(after["model.embed_tokens.weight"], start["model.embed_tokens.weight"])
 
