@@ -93,8 +93,8 @@ def check_probe(
         )
     if not np.isfinite(learner_logps).all():
         raise RuntimeError(
-            f"at version {version} the learner's log-probabilities are not finite: its weights hold "
-            "NaN or too large values; restore an earlier checkpoint and lower lr"
+            f"at version {version} the learner's log-probabilities are not finite: its weights "
+            "hold NaN or too large values; restore an earlier checkpoint and lower lr"
         )
     gap = float(np.mean(np.abs(completion.logps - learner_logps)))
     if not gap <= tolerance:
