@@ -1,28 +1,128 @@
-"""The marked code blocks of the docs run as they stand."""
+"""Every code block of the docs: Python runs as it stands, and commands say what there is."""
 
+import argparse
+import importlib
+import importlib.util
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
-_DOCS = Path(__file__).parents[2] / "docs"
-_BLOCK = re.compile(r"<!-- run: (?P<name>[^>]+) -->\n```python\n(?P<code>.*?)```", re.DOTALL)
-_BLOCKS = {
-    f"{page.relative_to(_DOCS)}: {found['name']}": found["code"]
-    for page in sorted(_DOCS.rglob("*.md"))
-    for found in _BLOCK.finditer(page.read_text())
-}
+from rllib_gigpo_cli import app, parsers
+
+_ROOT = Path(__file__).parents[2]
+_DOCS = _ROOT / "docs"
+_PAGES = [_ROOT / "README.md", *sorted(_DOCS.rglob("*.md"))]
+_BLOCK = re.compile(
+    r"(?:<!-- run: (?P<name>[^>]+) -->\n)?^```(?P<kind>[\w{}-]*)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def _blocks(*, marked: bool) -> dict[str, str]:
+    """Python blocks of the docs by page and name, or page and line."""
+    found = {}
+    for page in _PAGES[1:]:
+        text = page.read_text()
+        for block in _BLOCK.finditer(text):
+            if block["kind"] == "python" and (block["name"] is not None) == marked:
+                place = block["name"] or f"line {text.count(chr(10), 0, block.start()) + 1}"
+                found[f"{page.relative_to(_DOCS)}: {place}"] = block["code"]
+    return found
+
+
+_WHOLE, _FRAGMENTS = _blocks(marked=True), _blocks(marked=False)
+# What a fragment goes on with, as the text around it says.
+_BEFORE = "from rllib_gigpo import AgentProfile, GiGPOConfig\n\nconfig = GiGPOConfig()\n"
+# Fragments that cannot run, and why.
+_NOT_RUN: dict[str, str] = {}
 
 
 def test_marks_are_followed_by_a_block():
-    marks = sum(page.read_text().count("<!-- run: ") for page in _DOCS.rglob("*.md"))
-    assert marks == len(_BLOCKS) > 0
+    marks = sum(page.read_text().count("<!-- run: ") for page in _PAGES[1:])
+    assert marks == len(_WHOLE) > 0
 
 
 @pytest.mark.examples
 @pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("name", _BLOCKS)
+@pytest.mark.parametrize("name", _WHOLE)
 def test_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(_BLOCKS[name], name, "exec"), {"__name__": "docs"})
+    exec(compile(_WHOLE[name], name, "exec"), {"__name__": "docs"})
+
+
+@pytest.mark.parametrize("name", sorted(set(_FRAGMENTS) - set(_NOT_RUN)))
+def test_fragment_is_taken(name: str):
+    exec(compile(_BEFORE + _FRAGMENTS[name], name, "exec"), {"__name__": "docs"})
+
+
+# What is no command of ours. Other projects' programs need a network, a cluster, or their data.
+_OTHERS = {
+    ".",
+    "/opt/appworld/bin/appworld",
+    "/opt/appworld/bin/pip",
+    "alfworld-download",
+    "cd",
+    "duckdb",
+    "export",
+    "pip",
+    "python3",
+    "ray",
+    "tw-make",
+}
+# Blocks that show what is printed, or a drawing.
+_SHOWN = ("seeds -> ", "will GiGPO help here", "config.recording(")
+
+
+def _commands() -> list[str]:
+    found = []
+    for page in _PAGES:
+        for block in _BLOCK.finditer(page.read_text()):
+            if block["kind"] == "" and not block["code"].startswith(_SHOWN):
+                lines = block["code"].replace("\\\n", " ").splitlines()
+                found += [line for line in lines if line.strip()]
+    return list(dict.fromkeys(found))
+
+
+def _parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the program's own parser read what follows its name."""
+    program, *rest = words
+    if program == "make":
+        assert re.search(rf"^{rest[0]}:", (_ROOT / "Makefile").read_text(), re.MULTILINE), rest
+    elif program == "rllib-gigpo":
+        _parse_own(rest[0], rest[1:])
+    elif program == "ray" and "--" in rest:
+        _parse(rest[rest.index("--") + 1 :], monkeypatch)
+    elif program == "python" and rest[0] == "-m" and rest[1] != "venv":
+        package, _, name = rest[1].partition(".")
+        if package == "rllib_gigpo" and name != "memory_estimate":
+            _parse_own(name.replace("_", "-"), rest[2:])
+        else:
+            assert importlib.util.find_spec(rest[1]) is not None, rest[1]
+    elif program == "python" and rest[0].startswith("tuned_examples/"):
+        monkeypatch.syspath_prepend(str(_ROOT / "tuned_examples"))
+        module = importlib.import_module(Path(rest[0]).stem)
+        parse = module.parse if hasattr(module, "parse") else module.parser.parse_args
+        parse(rest[1:])
+    else:
+        assert program in _OTHERS or words[:3] == ["python", "-m", "venv"], program
+
+
+def _parse_own(name: str, arguments: list[str]) -> None:
+    parser: Callable[[], argparse.ArgumentParser] | None
+    parser = getattr(parsers, f"{name.replace('-', '_')}_parser", None)
+    if parser is not None:
+        parser().parse_args(arguments)
+        return
+    command = typer.main.get_command(app).commands[name]  # pyright: ignore[reportAttributeAccessIssue]
+    command.make_context(name, arguments)
+
+
+@pytest.mark.parametrize("line", _commands())
+def test_a_command_and_its_options_are_there(line: str, monkeypatch: pytest.MonkeyPatch):
+    for command in line.split(" && "):
+        _parse(shlex.split(command, comments=True), monkeypatch)
