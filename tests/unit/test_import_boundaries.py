@@ -42,6 +42,7 @@ _RAY_FILES = {
     "rllib_gigpo/recording/recorder.py",
     "rllib_gigpo/recording/rollout_rows.py",
     "rllib_gigpo/registry.py",
+    "rllib_gigpo/rllib_checks.py",
     "rllib_gigpo/rollout.py",
     "rllib_gigpo/rows.py",
     "rllib_gigpo/validation.py",
