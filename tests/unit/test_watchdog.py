@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.recording.rollout_rows import worst_episodes
 from rllib_gigpo.repetition import is_repeating
 from rllib_gigpo.watchdog import SIGNALS, Limits, find_alarms
+from rllib_gigpo.watching import limits_of
 
 # A run that learns: returns rise from 0.2 to 0.9, and everything else drifts as it does in such
 # runs; groups end alike because they all win.
@@ -289,3 +291,33 @@ def test_the_worst_episodes():
         "invalid_actions": 2,
         "last_response": "two",
     }
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"signals": ["speed"]}, r"watchdog\(signals=\['speed'\]\): expected a list of 'repet"),
+            ({"signals": "kl"}, r"watchdog\(signals='kl'\): expected a list"),
+            ({"signals": []}, r"watchdog\(enabled=False\) looks at none"),
+            ({"on_collapse": "explode"}, "on_collapse='explode': expected one of 'warn', 'stop'"),
+            ({"patience": 0}, "watch_patience=0: expected a whole number of at least 1"),
+            ({"rollback_lr_factor": 2.0}, "rollback_lr_factor=2.0: expected a finite number"),
+            ({"enabled": False, "on_collapse": "stop"}, "without the watchdog nothing sees"),
+        ],
+    )
+    def test_faults_are_named(self, settings, message):
+        config = GiGPOConfig().environment("KeyDoor").llm(model="tiny").watchdog(**settings)
+        with pytest.raises(ValueError, match=message):
+            config.validate()
+
+    def test_the_gap_follows_the_probes_tolerance_where_it_says_something(self):
+        def gap(**settings):
+            return limits_of(GiGPOConfig().training(**settings)).engine_gap
+
+        # Twice the probe's 2e-3 in fp32.
+        assert gap() == pytest.approx(4e-3)
+        assert gap(old_logp="engine") is None
+        assert gap(max_staleness=1) is None
+        bf16 = GiGPOConfig().llm(dtype="bfloat16").watchdog(patience=3)
+        assert limits_of(bf16) == Limits(patience=3, engine_gap=pytest.approx(0.24))
