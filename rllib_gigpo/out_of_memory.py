@@ -27,6 +27,7 @@ _WORDS = (
     "less than desired GPU memory utilization",
     "KV cache is needed, which is larger than the available KV cache memory",
 )
+_TOLD = "out of memory in the phase "
 _LEARNING = ("old_logp", "ref_logp", "advantages", "update", "learn")
 
 
@@ -97,9 +98,12 @@ def naming_memory(phase: str, config: GiGPOConfig) -> Iterator[None]:
 
 
 def sentence(phase: str, config: GiGPOConfig, error: BaseException) -> str:
-    """Return what is told when a phase ran out of memory."""
+    """Return what is told when a phase ran out of memory.
+
+    An error from another process may hold such a sentence already: then it is that one.
+    """
+    _, found, rest = str(error).partition(_TOLD)
+    if found:
+        return f"{found}{rest.splitlines()[0]}"
     first = (str(error).strip().splitlines() or [""])[0][:300]
-    return (
-        f"out of memory in the phase {phase!r}: {cure(phase, config)} "
-        f"({type(error).__name__}: {first})"
-    )
+    return f"{_TOLD}{phase!r}: {cure(phase, config)} ({type(error).__name__}: {first})"

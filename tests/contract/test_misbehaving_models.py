@@ -262,9 +262,10 @@ def test_out_of_memory_in_an_engine_names_the_phase_and_the_knob(monkeypatch):
         raise CUDA
 
     monkeypatch.setattr(PolicyBatch, "step", step)
-    message = r"out of memory in the phase 'rollout': lower llm\(max_num_seqs=...\), now 256"
-    with pytest.raises(RuntimeError, match=message):
+    message = r"^out of memory in the phase 'rollout': lower llm\(max_num_seqs=...\), now 256"
+    with pytest.raises(OutOfMemory, match=message) as error:
         algorithm.train()
+    assert str(error.value).count("out of memory in the phase") == 1
     algorithm.stop()
 
 
@@ -322,5 +323,10 @@ def test_other_errors_pass_as_they_are():
 def test_the_innermost_phase_is_told():
     config = tiny_config()
     phases = naming_memory("learn", config), naming_memory("ref_logp", config)
-    with pytest.raises(OutOfMemory, match="phase 'ref_logp'"), phases[0], phases[1]:
+    with pytest.raises(OutOfMemory, match="the phase 'ref_logp'") as error, phases[0], phases[1]:
         raise CUDA
+    # So it is where another process has told it.
+    remote = RuntimeError(f"learner 1 of 2 failed: OutOfMemory: {error.value}\nTraceback ...")
+    with pytest.raises(OutOfMemory) as again, naming_memory("learn", config):
+        raise remote
+    assert str(again.value) == str(error.value)
