@@ -156,6 +156,16 @@ class LearnerActors(WatchedActors):
         return super()._call_actors(func, **kwargs)
 
     @override(WatchedActors)
+    def _fetch_result(self, **kwargs: Any) -> tuple[list[Any], RemoteCallResults]:
+        done, results = super()._fetch_result(**kwargs)
+        # Only where a call had a time limit: others were looked at while they were waited for.
+        answers = {r.actor_id: r.get() for r in results.result_or_errors if r.ok}
+        failed = {n: f"failed: {a.text}" for n, a in answers.items() if isinstance(a, _Failed)}
+        if failed:
+            self.end(failed)
+        return done, results
+
+    @override(WatchedActors)
     def _wait(self, actor_of: dict[Any, int], beats: dict[Any, Beat], listener: Listener) -> None:
         waiting, failed, give_up_at = list(actor_of), {}, math.inf
         while waiting and time.monotonic() < give_up_at:

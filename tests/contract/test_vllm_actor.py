@@ -101,6 +101,32 @@ def test_answers_like_a_plain_forward(engine: RemoteVLLMEngine, base: Any) -> No
     assert engine.max_model_len == 256
 
 
+def test_a_stopped_engine_is_replaced_and_its_requests_answered(
+    engine: RemoteVLLMEngine, base: Any
+) -> None:
+    # Two clients ask: one kill is enough, and the second must not meet the new process.
+    watched = dataclasses.replace(engine.fleet, heartbeat_timeout_s=4.0)
+    clients = [RemoteVLLMEngine(watched) for _ in range(2)]
+    expected = [c.token_ids.tolist() for c in batch(engine, requests_of())]
+    before = ray.get(engine.fleet.engines[POLICY][0].birth.remote())
+    os.kill(before.pid, signal.SIGSTOP)
+
+    async def ask() -> list[list[Completion]]:
+        asked = [generate_batch(c, requests_of(first_id=100 * i)) for i, c in enumerate(clients)]
+        return await asyncio.gather(*asked)
+
+    for completions in asyncio.run(ask()):
+        assert_served_by(base, completions, version=0)
+        assert [c.token_ids.tolist() for c in completions] == expected
+    assert not Path(f"/proc/{before.pid}").exists()
+    assert [client.faults.engine_restarts for client in clients] == [1, 1]
+    # One that is stopped while nothing runs is found when weights are to be loaded.
+    after = ray.get(engine.fleet.engines[POLICY][0].birth.remote())
+    os.kill(after.pid, signal.SIGSTOP)
+    assert clients[0].version(POLICY) == 0
+    assert not Path(f"/proc/{after.pid}").exists()
+
+
 def test_refusals_come_back_as_they_are(engine: RemoteVLLMEngine) -> None:
     with pytest.raises(EngineError) as refusal:
         batch(engine, requests_of(1, max_tokens=0))

@@ -42,6 +42,7 @@ class WeightVault:
     def __init__(self) -> None:
         self._published: dict[str, list[Published]] = {}
         self._last_error: dict[str, str] = {}
+        self._condemned: set[str] = set()
 
     def publish(self, policy_id: str, published: Published) -> None:
         """Remember the newest weights, or the newest adapter beside the weights it stands on."""
@@ -63,6 +64,15 @@ class WeightVault:
     def last_error(self, policy_id: str) -> str:
         """What an engine of the policy last died of."""
         return self._last_error.get(policy_id, "its process was killed")
+
+    def condemn(self, incarnation: str) -> bool:
+        """Whether the caller is the first who wants this process killed: one kill is enough.
+
+        A second one would meet the process that has been started in its place.
+        """
+        is_first = incarnation not in self._condemned
+        self._condemned.add(incarnation)
+        return is_first
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,9 @@ class VLLMEngineActor:
     async def birth(self) -> Birth:
         """Tell which process answers; waits for a restart where one is under way."""
         return Birth(self._incarnation, os.getpid(), self._engine.version(self._policy_id))
+
+    async def ping(self) -> None:
+        """Answer at once, whatever the engine computes."""
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""

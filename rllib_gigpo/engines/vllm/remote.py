@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from ray._private.state import actors
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rllib_gigpo.engines.base import Completion, EngineError, Request
@@ -29,6 +32,7 @@ Send = Callable[[Sequence[Any], Sequence[str]], str | None]
 
 _MAX_RETRIES = 3
 _RESTART_TIMEOUT_S = 600.0
+_PINGS_PER_LIMIT = 4
 
 _DTYPES = {
     "float32": torch.float32,
@@ -46,11 +50,14 @@ class Fleet:
         engines: Handles of each policy's engines.
         vault: Handle of the weight vault.
         settings: How every engine runs.
+        heartbeat_timeout_s: Seconds after which an engine that does not answer is killed and
+            started again; None waits for ever.
     """
 
     engines: Mapping[str, Sequence[Any]]
     vault: Any
     settings: VLLMSettings
+    heartbeat_timeout_s: float | None = None
 
     def kill(self) -> None:
         """End all actors."""
@@ -105,6 +112,7 @@ class RemoteVLLMEngine:
         self._running: dict[str, _Running] = {}
         self._incarnations: dict[Any, str] = {}
         self._returning: dict[Any, asyncio.Task[Birth]] = {}
+        self._listening: dict[Any, asyncio.Task[None]] = {}
         for engines in fleet.engines.values():
             self._births(engines)
 
@@ -115,6 +123,7 @@ class RemoteVLLMEngine:
         settings: VLLMSettings | None = None,
         *,
         num_engines: int = 1,
+        heartbeat_timeout_s: float | None = None,
     ) -> RemoteVLLMEngine:
         """Start `num_engines` engines per policy and wait until they serve.
 
@@ -122,6 +131,7 @@ class RemoteVLLMEngine:
             models: Policy id to model folder or Hugging Face id, readable on every machine.
             settings: How each engine runs.
             num_engines: Engines per policy.
+            heartbeat_timeout_s: See `Fleet`.
 
         Raises:
             EngineDiedError: An engine could not start.
@@ -137,7 +147,7 @@ class RemoteVLLMEngine:
             )
             for policy_id, model in models.items()
         }
-        fleet = Fleet(engines, vault, settings)
+        fleet = Fleet(engines, vault, settings, heartbeat_timeout_s)
         try:
             client = cls(fleet)
         except EngineDiedError:
@@ -176,6 +186,7 @@ class RemoteVLLMEngine:
     async def _generate(self, request: Request, running: _Running) -> Completion:
         retries = 0
         while True:
+            self._listen(running.engine)
             try:
                 return await running.engine.generate.remote(request)
             except RayActorError as error:
@@ -191,6 +202,45 @@ class RemoteVLLMEngine:
                 return Completion(nothing, nothing.astype(np.float32), "abort", birth.version)
             retries += 1
             self.faults.retried_requests += 1
+
+    def _listen(self, engine: Any) -> None:
+        """Ask an engine again and again whether it lives, as long as it has requests of ours."""
+        listening = self._listening.get(engine)
+        if self.fleet.heartbeat_timeout_s is None or (listening and not listening.done()):
+            return
+        self._listening[engine] = asyncio.create_task(self._ask(engine))
+
+    async def _ask(self, engine: Any) -> None:
+        limit: Any = self.fleet.heartbeat_timeout_s
+        while any(running.engine is engine for running in self._running.values()):
+            if engine not in self._returning:
+                with contextlib.suppress(RayActorError):  # its requests see that too
+                    try:
+                        await asyncio.wait_for(engine.ping.remote(), limit)
+                    except TimeoutError:
+                        await asyncio.to_thread(self._end_stopped, engine)
+            await asyncio.sleep(limit / _PINGS_PER_LIMIT)
+
+    def _end_stopped(self, engine: Any) -> None:
+        """Kill an engine that does not answer, unless Ray is starting it or somebody did so."""
+        if actors(engine._actor_id.hex()).get("State") != "ALIVE":
+            return
+        incarnation = self._incarnations.get(engine, "")
+        if self._of_vault(self.fleet.vault.condemn.remote(incarnation)):
+            logger.error(
+                "a vLLM engine gave no sign of life for %g s: it is killed, and started again",
+                self.fleet.heartbeat_timeout_s,
+            )
+            ray.kill(engine, no_restart=False)
+
+    def _of_vault(self, answer: ray.ObjectRef) -> Any:
+        try:
+            return ray.get(answer, timeout=self.fleet.heartbeat_timeout_s)
+        except (RayActorError, GetTimeoutError) as error:
+            raise EngineDiedError(
+                "the process that keeps the weights for engines that restart died or stopped: "
+                "restore the run from its last checkpoint"
+            ) from error
 
     async def _wait_until_back(self, engine: Any) -> Birth:
         """Wait for a restart; the requests that an engine lost wait together."""
@@ -257,7 +307,7 @@ class RemoteVLLMEngine:
                     behind, lambda engine: engine.load.remote(published, published.packed)
                 )
             # From here on an engine that restarts finds the new version by itself.
-            ray.get(self.fleet.vault.publish.remote(policy_id, published))
+            self._of_vault(self.fleet.vault.publish.remote(policy_id, published))
             if send is not None:
                 self._send(policy_id, send, engines, before)
                 send = None  # whatever it missed comes from the store
@@ -336,7 +386,7 @@ class RemoteVLLMEngine:
         waiting = list(engines)
         for _ in range(_MAX_RETRIES + 1):
             refs = [call(engine) for engine in waiting]
-            ray.wait(refs, num_returns=len(refs))
+            self._await(waiting, refs, math.inf)
             died = []
             for engine, ref in zip(waiting, refs, strict=True):
                 try:
@@ -354,11 +404,31 @@ class RemoteVLLMEngine:
     def _births(self, engines: Sequence[Any]) -> list[Birth]:
         """Ask engines who they are; waits for those that start."""
         refs = [engine.birth.remote() for engine in engines]
+        self._await(engines, refs, _RESTART_TIMEOUT_S)
         try:
-            births = ray.get(refs, timeout=_RESTART_TIMEOUT_S)
+            births = ray.get(refs, timeout=0)
         except (RayActorError, GetTimeoutError) as error:
             raise _lost(error) from error
         return [self._note(engine, birth) for engine, birth in zip(engines, births, strict=True)]
+
+    def _await(self, engines: Sequence[Any], refs: list[Any], timeout_s: float) -> None:
+        """Wait for answers, killing engines that are stopped; Ray restarts them."""
+        limit = self.fleet.heartbeat_timeout_s or math.inf
+        give_up_at = time.monotonic() + timeout_s
+        waiting = list(refs)
+        while waiting and (left := give_up_at - time.monotonic()) > 0:
+            patience = min(left, limit)
+            _, waiting = ray.wait(
+                waiting,
+                num_returns=len(waiting),
+                timeout=None if math.isinf(patience) else patience,
+            )
+            late = [e for e, ref in zip(engines, refs, strict=True) if ref in waiting]
+            pings = {engine.ping.remote(): engine for engine in late}
+            if pings and not math.isinf(limit):
+                _, silent = ray.wait(list(pings), num_returns=len(pings), timeout=limit)
+                for ping in silent:
+                    self._end_stopped(pings[ping])
 
     def _note(self, engine: Any, birth: Birth) -> Birth:
         known = self._incarnations.setdefault(engine, birth.incarnation)
