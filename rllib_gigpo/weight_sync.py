@@ -84,6 +84,7 @@ class WeightSync:
             model_folders(self.config),
             self.config.vllm_settings,
             num_engines=self.config.num_engines,
+            heartbeat_timeout_s=self.config.heartbeat_timeout_s,
         )
 
     @property
