@@ -48,7 +48,7 @@ WEIGHTS = (6, 2, 2, 1, 4)
 # RLlib wraps a learner's class, whose own name is lost.
 _CLASSES = {"runner": "LLMEnvRunner", "learner": "_WrappedExecutable"}
 _GROUPS, _GROUP_SIZE, _MINIBATCHES, _RUNNERS = 8, 8, 4, 2
-_HEARTBEAT_S = 8.0
+_HEARTBEAT_S = 15.0
 _START_S = 600.0
 
 

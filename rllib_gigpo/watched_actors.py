@@ -22,8 +22,8 @@ from ray.rllib.utils.annotations import override
 from rllib_gigpo.heartbeat import Beat, Listener, call_beating
 
 _LOG = logging.getLogger(__name__)
-# Learners that all fail alike fail at about the same time: each may tell its error.
-_GRACE_S = 2.0
+# Where one learner dies, another may see its lost connection before Ray sees the death.
+_GRACE_S = 5.0
 
 
 class LearnerError(RuntimeError):
@@ -194,7 +194,8 @@ class LearnerActors(WatchedActors):
         """
         for actor in self._actors.values():
             ray.kill(actor, no_restart=True)
-        number, fault = min(failed.items(), key=lambda item: (item[1] == _DIED, item[0]))
+        # Where one has died, the others' errors are about the connection that was lost.
+        number, fault = min(failed.items(), key=lambda item: (item[1] != _DIED, item[0]))
         self.what_failed = (
             f"learner {number} of {len(self._actors)} {fault}; the learners were ended: restore "
             "the run from its last checkpoint"
