@@ -174,7 +174,7 @@ class LearnerActors(WatchedActors):
             faults = {actor_of[call]: _fault_of(call) for call in done}
             silent = self._silent(waiting, beats, listener)
             self.num_silent += len(silent)
-            silence = f"gave no sign of life for {self.limit_s} s"
+            silence = f"gave no sign of life for {self.limit_s or 0:g} s"
             faults |= {actor_of[call]: silence for call in silent}
             failed |= {number: fault for number, fault in faults.items() if fault is not None}
             waiting = [call for call in waiting if call not in silent]
