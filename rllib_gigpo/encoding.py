@@ -47,6 +47,20 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Any]) -> np.ndar
     return np.array(encoded, dtype=np.int32)
 
 
+def well_formed(text: str) -> str:
+    """Return a text in which halves of surrogate pairs, which no tokenizer takes, are U+FFFD.
+
+    JSON can spell them out, and so they come from web pages and data sets.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def encode_chat(
     tokenizer: PreTrainedTokenizerBase,
     messages: list[Message],
@@ -64,6 +78,7 @@ def encode_chat(
     Raises:
         ValueError: A picture for a text model.
     """
+    messages = [{**message, "content": well_formed(message["content"])} for message in messages]
     parts = [split_marks(message["content"], pictures) for message in messages]
     shown = [part for content in parts for part in content if isinstance(part, Picture)]
     if sight is None and not shown:

@@ -8,6 +8,7 @@ is JSON or a stream of server-sent events.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import select
@@ -18,8 +19,10 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
+
+from envs.wire import MAX_ANSWER_BYTES, read_object, read_whole
 
 PROTOCOL_VERSION = "2025-06-18"
 _CHUNK_BYTES = 1 << 16
@@ -91,7 +94,13 @@ class StdioTransport:
         deadline = time.monotonic() + timeout_s
         self.tell(message, timeout_s)
         while True:
-            yield json.loads(self._line(deadline, timeout_s))
+            line = self._line(deadline, timeout_s)
+            try:
+                yield read_object(line)
+            except ValueError as error:
+                raise MCPError(
+                    f"the MCP server {self.command!r} wrote a line that is no message ({error})"
+                ) from error
 
     def _line(self, deadline: float, timeout_s: float) -> bytes:
         assert self._process.stdout is not None
@@ -106,6 +115,11 @@ class StdioTransport:
             if not chunk:
                 raise MCPError(self._ended())
             self._rest += chunk
+            if len(self._rest) > MAX_ANSWER_BYTES:
+                raise MCPError(
+                    f"the MCP server {self.command!r} wrote a line of more than "
+                    f"{MAX_ANSWER_BYTES} bytes"
+                )
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
@@ -177,13 +191,17 @@ class HttpTransport:
                 if answer.headers.get_content_type() == "text/event-stream":
                     yield from _events(answer)
                 else:
-                    body = answer.read()
+                    body = read_whole(answer, timeout_s)
                     if body:
-                        yield json.loads(body)
+                        yield read_object(body)
         except urllib.error.HTTPError as error:
             told = error.read().decode(errors="replace")[:_TAIL_CHARS]
             raise MCPError(f"the MCP server {self.url} refuses: {error} {told}") from error
-        except OSError as error:
+        except ValueError as error:
+            raise MCPError(
+                f"{self.url} does not answer as an MCP server does ({str(error)[:_TAIL_CHARS]})"
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
             raise MCPError(
                 f"no MCP server answers at {self.url} within {timeout_s:g} s ({error}): start it, "
                 "or correct the address"
@@ -208,7 +226,7 @@ def _events(lines: Any) -> Iterator[dict[str, Any]]:
         if line.startswith("data:"):
             data.append(line.removeprefix("data:").removeprefix(" "))
         elif not line and data:
-            yield json.loads("\n".join(data))
+            yield read_object("\n".join(data))
             data = []
 
 
@@ -250,27 +268,27 @@ class MCPClient:
         cursor: str | None = None
         while True:
             page = self._request("tools/list", {"cursor": cursor} if cursor else {})
-            found += page["tools"]
+            found += self._read(lambda page=page: [_tool(tool) for tool in page["tools"]])
             cursor = page.get("nextCursor")
             if not cursor:
                 break
-        return [
-            {
-                "name": tool["name"],
-                "description": tool.get("description") or "",
-                "parameters": tool.get("inputSchema") or {"type": "object", "properties": {}},
-            }
-            for tool in found
-        ]
+        return found
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Call a tool; return its text, and whether it reports an error."""
         result = self._request("tools/call", {"name": name, "arguments": dict(arguments)})
-        parts = (
-            part["text"] if part.get("type") == "text" else f"[{part.get('type')}]"
-            for part in result.get("content", ())
-        )
+        parts = self._read(lambda: [_text(part) for part in result.get("content", ())])
         return "\n".join(parts), bool(result.get("isError", False))
+
+    def _read(self, read: Callable[[], list[Any]]) -> list[Any]:
+        """Read fields of an answer, or say that it has others."""
+        try:
+            return read()
+        except (KeyError, TypeError, AttributeError) as error:
+            raise MCPError(
+                f"the MCP server's answer has not the fields of the protocol "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
     def close(self) -> None:
         """End the session, and the process where it is one's own; works twice."""
@@ -285,11 +303,14 @@ class MCPClient:
                 self._serve(answer)
             elif answer.get("id") == number:
                 if "error" in answer:
-                    error = answer["error"]
+                    told = answer["error"]
+                    error = told if isinstance(told, dict) else {"message": told}
                     raise MCPError(
                         f"the MCP server refuses {method}: {error.get('message')} "
                         f"(code {error.get('code')})"
                     )
+                if not isinstance(answer.get("result"), dict):
+                    raise MCPError(f"the MCP server answered {method} without a result")
                 return answer["result"]
         raise MCPError(f"the MCP server closed its answer to {method} without a result")
 
@@ -303,3 +324,15 @@ class MCPClient:
         else:
             answer["error"] = {"code": _METHOD_NOT_FOUND, "message": "this client has no such part"}
         self._transport.tell(answer, self.timeout_s)
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    return {
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "parameters": tool.get("inputSchema") or {"type": "object", "properties": {}},
+    }
+
+
+def _text(part: Any) -> str:
+    return str(part["text"]) if part.get("type") == "text" else f"[{part.get('type')}]"

@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from envs.wire import read_object, read_whole
+
 _MAX_MESSAGE_BYTES = 100 * 2**20
 _REFUSED = frozenset({"VALIDATION_ERROR", "EXECUTION_ERROR"})
 
@@ -84,7 +86,7 @@ class OpenEnvClient:
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         try:
             self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
-            answer = json.loads(self._socket.recv(timeout=self.timeout_s))
+            answer = read_object(self._socket.recv(timeout=self.timeout_s))
         except TimeoutError as error:
             # A late answer would be taken for that of the next question.
             self.close()
@@ -92,13 +94,20 @@ class OpenEnvClient:
                 f"the OpenEnv server {self.url} did not answer a {kind} within "
                 f"{self.timeout_s:g} s: raise env_config['timeout_s'] if it may take longer"
             ) from error
+        except ValueError as error:
+            self.close()
+            raise OpenEnvError(
+                f"{self.url} does not answer a {kind} as an OpenEnv server does ({error})"
+            ) from error
         except self._faults as error:
             raise OpenEnvError(
                 f"the OpenEnv server {self.url} closed the session: {error}"
             ) from error
+        told = answer.get("data") or {}
+        if not isinstance(told, dict):
+            raise OpenEnvError(f"the OpenEnv server {self.url} answered a {kind} without fields")
         if answer.get("type") != "error":
-            return answer["data"]
-        told = answer.get("data", {})
+            return told
         code, message = told.get("code"), told.get("message")
         if kind == "step" and code in _REFUSED:
             raise RefusedError(f"{message} {told['errors']}" if told.get("errors") else message)
@@ -135,7 +144,7 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
     address = f"http{socket_url(url).removeprefix('ws')}/schema"
     try:
         with urllib.request.urlopen(address, timeout=timeout_s) as answer:
-            return json.load(answer)["action"]
+            return read_object(read_whole(answer, timeout_s))["action"]
     except (OSError, ValueError, KeyError) as error:
         raise OpenEnvError(
             f"no OpenEnv server tells its actions at {address} ({error}): start it, or correct "

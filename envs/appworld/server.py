@@ -7,6 +7,7 @@ its own (`appworld serve environment`). One server plays one task at a time.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import subprocess
@@ -17,6 +18,8 @@ import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from envs.wire import read_object, read_whole
 
 _TAIL_CHARS = 800
 _ASK_EVERY_S = 0.1
@@ -109,7 +112,7 @@ class Server:
             try:
                 _OPENER.open(f"{self.url}/", timeout=timeout_s).close()
                 return
-            except OSError as error:
+            except (OSError, http.client.HTTPException) as error:
                 if time.monotonic() >= deadline:
                     raise AppWorldError(
                         f"no AppWorld server answers at {self.url} within {timeout_s:g} s "
@@ -131,13 +134,18 @@ class Server:
         )
         try:
             with _OPENER.open(request, timeout=self.timeout_s) as answer:
-                return json.load(answer)["output"]
+                return read_object(read_whole(answer, self.timeout_s))["output"]
         except urllib.error.HTTPError as error:
             told = error.read().decode(errors="replace")[:_TAIL_CHARS]
             # A server of our own says in its output what it hides from its clients.
             own = f"; its last words: {self._last_words()}" if self._process is not None else ""
             raise AppWorldError(f"AppWorld's server refuses {what}: {error} {told}{own}") from error
-        except OSError as error:
+        except (ValueError, KeyError) as error:
+            raise AppWorldError(
+                f"{self.url} does not answer {what} as AppWorld's server does "
+                f"({type(error).__name__}: {str(error)[:_TAIL_CHARS]})"
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
             if self._process is not None and self._process.poll() is not None:
                 raise AppWorldError(self._ended()) from error
             raise AppWorldError(

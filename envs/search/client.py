@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from envs.search.passages import Hit, passage_from_document
 from envs.search.retrievers import RetrieverError
+from envs.wire import read_object, read_whole
 
-_CHUNK_BYTES = 1 << 16
 _EXCERPT_CHARS = 300
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 
@@ -168,30 +168,25 @@ class _Endpoint:
         raise RetrieverError(f"{self.url} refused the request with {message}")
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
-        deadline = time.monotonic() + self._timeout
-        data = bytearray()
-        while chunk := response.read1(_CHUNK_BYTES):
-            data += chunk
-            if len(data) > self._max_response_bytes:
-                raise RetrieverError(
-                    f"{self.url} sent more than {self._max_response_bytes} bytes; lower topk or "
-                    "batch_size, or raise max_response_bytes"
-                )
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the response was not complete after {self._timeout} s")
-        if response.length:
-            raise http.client.IncompleteRead(bytes(data), response.length)
-        return bytes(data)
+        try:
+            return read_whole(response, self._timeout, self._max_response_bytes)
+        except ValueError as error:
+            raise RetrieverError(
+                f"{self.url} sent more than {self._max_response_bytes} bytes; lower topk or "
+                "batch_size, or raise max_response_bytes"
+            ) from error
 
 
 def _read_result(answer: bytes, num_queries: int, topk: int, url: str) -> list[list[Hit]]:
     """Read `{"result": [[document or {"document", "score"}, ...], ...]}`, one list per query."""
     try:
-        result = json.loads(answer.decode("utf-8"))["result"]
+        result = read_object(answer)["result"]
+        if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
+            raise ValueError("'result' is no list of lists")
         if len(result) != num_queries:
             raise ValueError(f"{len(result)} result lists for {num_queries} queries")
         return [[_read_hit(entry) for entry in hits[:topk]] for hits in result]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         excerpt = answer[:_EXCERPT_CHARS].decode("utf-8", "replace")
         raise RetrieverError(
             f"{url} does not speak the /retrieve protocol ({type(error).__name__}: {error}); it "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+
+from envs.wire import read_json
 
 NO_PASSAGES = "No passage matches this query."
 _SCAN_BYTES = 1 << 24
@@ -116,7 +117,7 @@ class JsonlCorpus(Sequence[Passage]):
             return [self[i] for i in range(*index.indices(len(self)))]
         line = self._bytes[self._starts[index] : self._ends[index]]
         try:
-            return passage_from_document(json.loads(line), fallback_id=str(index))
+            return passage_from_document(read_json(line), fallback_id=str(index))
         except ValueError as error:
             raise ValueError(f"document {index} of {self.path}: {error}") from error
 

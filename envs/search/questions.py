@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from envs.search.passages import Passage
 from envs.search.rows import Question, question_digest, question_from_row
 from envs.search.world import generated_world
+from envs.wire import read_json, read_object
 
 Split = Literal["train", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "test", "all")
@@ -172,14 +172,14 @@ def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
             if not line.strip():
                 continue
             try:
-                yield json.loads(line)
+                yield read_object(line)
             except ValueError as error:
                 raise ValueError(f"line {number} of {path} is not JSON: {error}") from error
 
 
 def _read_json(path: Path) -> list[Mapping[str, Any]]:
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(rows, list):
+    rows = read_json(path.read_text(encoding="utf-8"))
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must hold a JSON list of rows, got {type(rows).__name__}")
     return rows
 

@@ -54,8 +54,19 @@ def question_from_row(row: Mapping[str, Any], data_source: str) -> Question:
         data_source: Name of the source, used where the row names none.
 
     Raises:
-        ValueError: The row has no question or no answer under a known key.
+        ValueError: The row has no question or no answer under a known key, or what is under a key
+            has another form than in any of these layouts.
     """
+    try:
+        return _question(row, data_source)
+    except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise ValueError(
+            f"the row has another layout than those that are known ({type(error).__name__}: "
+            f"{error}); its keys are {sorted(map(str, row))}"
+        ) from error
+
+
+def _question(row: Mapping[str, Any], data_source: str) -> Question:
     row = {**_mapping(row.get("metadata")), **_mapping(row.get("env_kwargs")), **row}
     text = _first(row, "question", "Question")
     answers = _answers(row)

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from rllib_gigpo.agent.prompt import Message
 from rllib_gigpo.vision.files import png_of_picture
@@ -16,6 +17,9 @@ from rllib_gigpo.vision.pictures import Picture, split_marks
 
 _TRIES = 5
 _FIRST_PAUSE_S = 1.0
+_MAX_RESPONSE_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 16
+_SHOWN = 300
 _PASSING = (408, 409, 429, 500, 502, 503, 504)
 
 
@@ -36,8 +40,12 @@ class Endpoint:
         max_tokens: Limit of a response.
         stop: Strings that end a response; they stay in it.
         api_key: Sent as a bearer token where it is not empty.
-        timeout_s: Seconds of one request.
+        timeout_s: Seconds of one request, its whole answer included.
         pause_s: Seconds before the first retry; every further one waits twice as long.
+        max_response_bytes: Largest answer that is read.
+
+    Raises:
+        ValueError: The address is none, or holds a password, which would be written down with it.
     """
 
     def __init__(
@@ -51,9 +59,15 @@ class Endpoint:
         api_key: str = "",
         timeout_s: float = 300.0,
         pause_s: float = _FIRST_PAUSE_S,
+        max_response_bytes: int = _MAX_RESPONSE_BYTES,
     ):
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"endpoint {url!r}: expected an address such as http://host:8000/v1")
+        if urlsplit(url).username is not None:
+            raise ValueError(
+                "the endpoint's address holds a user name: addresses are written down; put the key "
+                "into the variable that --api-key-env names"
+            )
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._fixed = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
         self._stop = tuple(stop)
@@ -62,6 +76,7 @@ class Endpoint:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
         self._pause_s = pause_s
+        self._max_response_bytes = max_response_bytes
 
     def __call__(
         self, messages: Sequence[Message], pictures: Mapping[str, Picture], seed: int
@@ -76,7 +91,10 @@ class Endpoint:
         try:
             text = answer["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError) as error:
-            raise EndpointError(f"{self._url} answered without a message: {answer!r}") from error
+            shown = repr(answer)[:_SHOWN]
+            raise EndpointError(f"{self._url} answered without a message: {shown}") from error
+        if not isinstance(text, str | None):
+            raise EndpointError(f"{self._url} answered with no text: {repr(text)[:_SHOWN]}")
         return cut_after(text or "", self._stop)
 
     def close(self) -> None:
@@ -87,16 +105,40 @@ class Endpoint:
             request = urllib.request.Request(self._url, body, self._headers)
             try:
                 with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
-                    return json.load(response)
+                    return self._read(response)
             except urllib.error.HTTPError as error:
                 told = f"HTTP {error.code}: {error.read(500).decode(errors='replace')}"
                 if error.code not in _PASSING:
                     raise EndpointError(f"{self._url} refuses the request, {told}") from error
-            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-                told = f"{type(error).__name__}: {error}"
+            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+                told = f"{type(error).__name__}: {str(error)[:_SHOWN]}"
             if number < _TRIES - 1:
                 time.sleep(self._pause_s * 2**number)
         raise EndpointError(f"{self._url} did not answer in {_TRIES} tries; the last one: {told}")
+
+    def _read(self, response: Any) -> Any:
+        """Read an answer, however slowly it comes, but not for ever.
+
+        Raises:
+            EndpointError: It is larger than the limit.
+            TimeoutError: It did not end in time.
+            ValueError: It is no JSON, or not in UTF-8.
+            RecursionError: It is nested deeper than anything that is meant.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        content = bytearray()
+        while chunk := response.read1(_CHUNK_BYTES):
+            content += chunk
+            if len(content) > self._max_response_bytes:
+                raise EndpointError(
+                    f"{self._url} sent more than {self._max_response_bytes} bytes: it does not "
+                    "answer as a model does"
+                )
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the answer was not complete after {self._timeout_s:g} s")
+        if response.length:
+            raise http.client.IncompleteRead(bytes(content), response.length)
+        return json.loads(content)
 
 
 def cut_after(text: str, stop: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.evaluate.agents import Chat, PromptedAgent, reflect
 from rllib_gigpo.playing.play import Played, play
+from rllib_gigpo.recording.folder import read_json, read_lines
 from rllib_gigpo.recording.plain import jsonable
 from rllib_gigpo.registry import LLMEnvSpec
 from rllib_gigpo.rows import agent_episodes, step_is_valid
@@ -138,12 +139,16 @@ def evaluate(
 
 
 def read_episodes(file: Path) -> list[dict[str, Any]]:
-    """Return the episodes of a file; a last line that was cut off is dropped from it."""
+    """Return the episodes of a file; a last line that was cut off is dropped from it.
+
+    Raises:
+        ValueError: Another line is no JSON object; its number is named.
+    """
     if not file.exists():
         return []
-    whole = [line for line in file.read_text("utf-8").splitlines(keepends=True) if line[-1] == "\n"]
-    file.write_text("".join(whole), "utf-8")
-    return [json.loads(line) for line in whole]
+    content = file.read_bytes()
+    file.write_bytes(content[: content.rfind(b"\n") + 1])
+    return read_lines(file)
 
 
 def _claim(panel: Panel, folder: Path) -> None:
@@ -152,7 +157,9 @@ def _claim(panel: Panel, folder: Path) -> None:
     if not path.exists():
         path.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
         return
-    found = json.loads(path.read_text("utf-8"))
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object")
     different = [name for name in settings if found.get(name) != settings[name]]
     if different:
         name = different[0]

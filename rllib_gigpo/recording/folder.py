@@ -134,7 +134,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_bytes(), parse_constant=_refuse)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}): the file is damaged") from error
 
 
@@ -185,7 +185,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line, parse_constant=_refuse)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}, is not JSON ({error})") from error
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: expected an object")

@@ -23,8 +23,8 @@ PHASES = (
 def seconds_by_phase(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds of one iteration's phases; "other" is what none of them counts."""
     timers = _mapping(line.get("timers"))
-    found = {name: float(timers[name]) for name in PHASES if timers.get(name) is not None}
-    other = float(line.get("seconds") or 0.0) - sum(found.values())
+    found = {name: _number(timers[name]) for name in PHASES if timers.get(name) is not None}
+    other = _number(line.get("seconds")) - sum(found.values())
     return {**found, "other": max(0.0, other)}
 
 
@@ -47,11 +47,11 @@ def receipt_of(run: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
             hours[phase] = hours.get(phase, 0.0) + seconds / 3600.0
         found = _mapping(line.get("env_runners"))
         for kind in tokens:
-            tokens[kind] += int(found.get(f"num_{kind}_tokens") or 0)
-        env_steps += int(found.get("num_env_steps_sampled") or 0)
-        episodes += int(found.get("num_episodes") or 0)
+            tokens[kind] += int(_number(found.get(f"num_{kind}_tokens")))
+        env_steps += int(_number(found.get("num_env_steps_sampled")))
+        episodes += int(_number(found.get("num_episodes")))
     total = sum(hours.values())
-    rate = run.get("price_per_hour")
+    rate = None if run.get("price_per_hour") is None else _number(run["price_per_hour"])
     last = metrics[-1] if metrics else {}
     played = _mapping(last.get("env_runners"))
     kept = ("success_rate", "episode_return_mean", "episode_len_mean", "valid_action_rate")
@@ -60,8 +60,8 @@ def receipt_of(run: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
         "run": {
             "run_id": run.get("run_id"),
             **{name: run.get(name) for name in (*named, "machine", "data")},
-            "started": [start.get("time") for start in run.get("starts") or []],
-            "iterations": int(last.get("iteration") or 0),
+            "started": [str(_mapping(start).get("time")) for start in _list(run.get("starts"))],
+            "iterations": int(_number(last.get("iteration"))),
         },
         "cost": {
             "hours": {name: round(value, 6) for name, value in hours.items()},
@@ -100,15 +100,16 @@ def receipt_text(receipt: Mapping[str, Any]) -> str:
         f"- run {_code(run['run_id'])}, {run['iterations']} iterations, started "
         f"{', '.join(run['started']) or 'at an unknown time'}",
         f"- model {_code(run['model'])}",
-        *(f"- seed: {name} {value}" for name, value in (run["seeds"] or {}).items()),
-        *(f"- commit: {name} {_code(value)}" for name, value in (run["commits"] or {}).items()),
-        f"- versions: {_pairs(run['versions'] or {})}",
+        *(f"- seed: {name} {value}" for name, value in _mapping(run["seeds"]).items()),
+        *(f"- commit: {name} {_code(value)}" for name, value in _mapping(run["commits"]).items()),
+        f"- versions: {_pairs(_mapping(run['versions']))}",
     ]
-    for data in run["data"] or []:
-        size = f"{data['files']} files, {data['bytes']:,} bytes"
-        lines.append(f"- data: {_code(data['path'])}, {size}, sha256 {_code(data['sha256'])}")
+    for data in map(_mapping, _list(run["data"])):
+        size = f"{data.get('files')} files, {_number(data.get('bytes')):,.0f} bytes"
+        digest = _code(data.get("sha256"))
+        lines.append(f"- data: {_code(data.get('path'))}, {size}, sha256 {digest}")
     lines.append("- settings that differ from the defaults:")
-    lines += [f"  - {name} = {_code(value)}" for name, value in (run["changed"] or {}).items()]
+    lines += [f"  - {name} = {_code(value)}" for name, value in _mapping(run["changed"]).items()]
     lines += [
         "",
         "## What it cost",
@@ -121,7 +122,8 @@ def receipt_text(receipt: Mapping[str, Any]) -> str:
     if cost["price"] is not None:
         lines.append(f"- price: {cost['price']:.2f} at {cost['price_per_hour']} an hour")
     if receipt["result"]:
-        told = ", ".join(f"{name} {value:.4g}" for name, value in receipt["result"].items())
+        result = receipt["result"].items()
+        told = ", ".join(f"{name} {_number(value):.4g}" for name, value in result)
         lines += ["", "## What came of it", "", f"- last iteration: {told}"]
     lines += ["", "## How to repeat it", ""]
     if receipt["repeat"]:
@@ -134,6 +136,17 @@ def receipt_text(receipt: Mapping[str, Any]) -> str:
 def _mapping(value: Any) -> Mapping[str, Any]:
     """Return a mapping as it is, and an empty one for anything else a damaged file may hold."""
     return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    """Return a list as it is, and an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any) -> float:
+    """Return a number as it is, and 0 for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else 0.0
 
 
 def _pairs(named: Mapping[str, Any]) -> str:

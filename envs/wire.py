@@ -1,0 +1,62 @@
+"""Answers of servers: read within a time and a size, and as JSON that is not nested without end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+
+MAX_ANSWER_BYTES = 64 << 20
+
+_CHUNK_BYTES = 1 << 16
+
+
+def read_whole(response: Any, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
+    """Return the body of an HTTP response.
+
+    Args:
+        response: What `http.client` or `urllib` gave.
+        timeout_s: Seconds that all of it may take, in however small drops it comes.
+        max_bytes: Largest body that is read.
+
+    Raises:
+        TimeoutError: It did not end in time.
+        ValueError: It is too large.
+        http.client.HTTPException: It is shorter than announced.
+    """
+    deadline = time.monotonic() + timeout_s
+    data = bytearray()
+    while chunk := response.read1(_CHUNK_BYTES):
+        data += chunk
+        if len(data) > max_bytes:
+            raise ValueError(f"the answer has more than {max_bytes} bytes")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the answer was not complete after {timeout_s:g} s")
+    if response.length:
+        raise http.client.IncompleteRead(bytes(data), response.length)
+    return bytes(data)
+
+
+def read_json(content: bytes | str) -> Any:
+    """Return what JSON says.
+
+    Raises:
+        ValueError: It is no JSON, not in UTF-8, or nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_object(content: bytes | str) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = read_json(content)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, got {str(found)[:100]!r}")
+    return found

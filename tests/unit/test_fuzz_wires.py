@@ -1,0 +1,245 @@
+"""Wire protocols against whatever the other side may send: malformed, huge, slow, misencoded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from envs.adapters.mcp_client import MCPClient, MCPError
+from envs.appworld.server import AppWorldError, Server
+from envs.search.client import HttpRetriever, _read_result
+from envs.search.retrievers import RetrieverError
+from envs.search.server import BadRequestError, RetrieverServer, read_request
+from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError
+from tests.strange_values import DEEP, VALUES
+
+FAST = settings(suppress_health_check=list(HealthCheck), max_examples=30)
+
+
+@FAST
+@given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
+@example(DEEP)
+@example(b'{"queries": ["a"], "topk": ' + b"9" * 10_000 + b"}")
+@example(b'{"queries": ["\\ud800"], "topk": 1}')
+def test_a_request_for_passages_is_read_or_refused(body):
+    with contextlib.suppress(BadRequestError):
+        request = read_request(body, 3)
+        assert 1 <= request.topk <= 100
+
+
+@FAST
+@given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps({"result": value}).encode()))
+@example(DEEP)
+@example(b'{"result": [[{"document": {"contents": "a"}, "score": 1e999}]]}')
+@example(b'{"result": [[{"document": {"contents": "a"}, "score": ' + b"9" * 400 + b"}]]}")
+@example(b'{"result": ["abc"]}')
+@example(b'{"result": {"0": 1}}')
+@example(b'{"result": [[{"document": {"contents": ["a"]}, "score": 1}]]}')
+def test_an_answer_of_passages_is_read_or_refused(answer):
+    with contextlib.suppress(RetrieverError):
+        for hits in _read_result(answer, 1, 3, "http://host"):
+            assert len(hits) <= 3
+
+
+class RawServer:
+    """Answers every connection with the same bytes, some of them late, and closes it."""
+
+    def __init__(self, head: bytes, body: bytes, pause_s: float = 0.0):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.02)  # closing a socket does not wake who waits on it
+        self._content = (head, body)
+        self._pause_s = pause_s
+        self._over = threading.Event()
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(5)
+                connection.recv(1 << 16)
+                head, body = self._content
+                connection.sendall(head)
+                for start in (
+                    range(0, len(body), 1 << 16) if not self._pause_s else range(len(body))
+                ):
+                    step = 1 if self._pause_s else 1 << 16
+                    connection.sendall(body[start : start + step])
+                    if self._over.wait(self._pause_s):
+                        return
+
+    def close(self) -> None:
+        self._over.set()
+        self._listener.close()
+        self._thread.join(timeout=5)
+
+
+@contextlib.contextmanager
+def answering(body: bytes, head: bytes | None = None, pause_s: float = 0.0) -> Iterator[str]:
+    usual = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    server = RawServer(usual % len(body) if head is None else head, body, pause_s)
+    try:
+        yield server.url
+    finally:
+        server.close()
+
+
+BAD_BODIES = {
+    "nothing": b"",
+    "no json": b"<html>busy</html>",
+    "other encoding": b"\xff\xfe\x00{",
+    "a list": b"[1]",
+    "null": b"null",
+    "deep": DEEP,
+    "long number": b'{"output": ' + b"9" * 10_000 + b"}",
+    "empty object": b"{}",
+    "wrong types": b'{"choices": [{"message": {"content": [1]}}], "result": 3, "output": 3}',
+    "strings": b'{"choices": "x", "result": "x", "output": "x"}',
+}
+BAD_HEADS = {
+    "no http": b"\x16\x03\x01\x02\x00",
+    "endless header": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
+    "cut off": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+    "bad length": b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
+    "bad chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "closed": b"",
+}
+
+
+def ask_endpoint(url: str, **settings: Any) -> Any:
+    chat = Endpoint(f"{url}/v1", "m", timeout_s=2.0, pause_s=0.0, **settings)
+    return chat([{"role": "user", "content": "hi"}], {}, 0)
+
+
+def ask_retriever(url: str) -> Any:
+    return HttpRetriever(url, timeout=2.0, retries=0).retrieve(["q"], 1)
+
+
+def ask_appworld(url: str) -> Any:
+    return Server(url, timeout_s=2.0).ask("execute", {"code": "1"})
+
+
+def ask_mcp(url: str) -> Any:
+    return MCPClient(url, 2.0).tools()
+
+
+CLIENTS = pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (ask_endpoint, EndpointError),
+        (ask_retriever, RetrieverError),
+        (ask_appworld, AppWorldError),
+        (ask_mcp, MCPError),
+    ],
+    ids=["endpoint", "retriever", "appworld", "mcp"],
+)
+
+
+def outcome(ask: Any, url: str, error: type[Exception]) -> str:
+    """What the client returned, or its own error said; any other error fails the test."""
+    try:
+        return str(ask(url))
+    except error as told:
+        return str(told)
+
+
+@CLIENTS
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
+def test_a_client_tells_a_bad_answer(ask, error, body):
+    with answering(body) as url:
+        told = outcome(ask, url, error)
+    assert len(told) < 2_000
+
+
+@CLIENTS
+@pytest.mark.parametrize("head", BAD_HEADS.values(), ids=BAD_HEADS)
+def test_a_client_tells_a_broken_server(ask, error, head):
+    with answering(b"", head) as url, pytest.raises(error) as told:
+        ask(url)
+    assert len(str(told.value)) < 2_000
+
+
+def test_a_client_reads_no_endless_answer():
+    body = b'{"choices": [{"message": {"content": "' + b"x" * (1 << 20) + b'"}}]}'
+    with answering(body) as url, pytest.raises(EndpointError, match="more than 1000 bytes"):
+        ask_endpoint(url, max_response_bytes=1000)
+
+
+def test_a_client_waits_for_no_drops():
+    with answering(b"x" * 1000, pause_s=0.2) as url, pytest.raises(EndpointError, match="complete"):
+        Endpoint(f"{url}/v1", "m", timeout_s=0.5, pause_s=0.0)([], {}, 0)
+
+
+# Servers ------------------------------------------------------------------------------------------
+
+
+class Nothing:
+    """A retriever that finds nothing."""
+
+    def retrieve(self, queries, topk):
+        return [[] for _ in queries]
+
+
+@contextlib.contextmanager
+def retriever_server(**settings: Any) -> Iterator[RetrieverServer]:
+    server = RetrieverServer(Nothing(), port=0, **settings)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def sent(server: RetrieverServer, request: bytes) -> bytes:
+    """The start of the answer to raw bytes; empty where the server just closed."""
+    address = server.server_address[:2]
+    with socket.create_connection(address, timeout=5) as connection, contextlib.suppress(OSError):
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.recv(1 << 16)
+    return b""
+
+
+REQUESTS = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    b"GET " + b"/" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    b"POST /retrieve HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    b"POST /retrieve HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    b"POST /retrieve HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /retrieve HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+    b"POST /retrieve HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
+    b"POST /../../etc/passwd HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+    b"POST /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+    b"GET /health?../../etc/passwd HTTP/1.1\r\n\r\n",
+    b"GET //etc/passwd HTTP/1.1\r\n\r\n",
+    b"BREW /retrieve HTTP/1.1\r\n\r\n",
+    b"POST /retrieve HTTP/9.9\r\nContent-Length: 2\r\n\r\n{}",
+]
+
+
+def test_the_retriever_server_outlives_every_request():
+    with retriever_server(timeout=0.3) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        for request in REQUESTS:
+            answer = sent(server, request)
+            assert b"200 OK" not in answer.partition(b"\r\n")[0]
+            assert b"root:" not in answer
+        assert HttpRetriever(server.url).retrieve(["q"], 1) == [[]]
