@@ -4,7 +4,7 @@
     python -m benchmarks.learning --quick    # two seeds: under 20 minutes
 
 Every preset plays KeyDoor; GiGPO, its ablations, GRPO and RLOO also KeyDoor with a local view and
-Sokoban (6 x 6, one box). All runs of a task and seed start from the same warm-started tiny model,
+Sokoban (sixteen rooms, 6 x 6, one box). All runs of a task and seed start from the same warm-started tiny model,
 and play the same number of environment steps. A finished run is a JSON file in the output folder:
 the same command goes on where it was stopped.
 
