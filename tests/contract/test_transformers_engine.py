@@ -1,13 +1,13 @@
 """What the transformers engine does beyond the contract that all engines keep.
 
-Shared prompts, slots, arrivals in the middle of a response, several event loops, models given as
-objects. The reference is a plain Hugging Face forward pass.
+Shared prompts, slots, arrivals in the middle of a response, models given as objects. The reference
+is a plain Hugging Face forward pass.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,51 +16,19 @@ import torch
 from tiny_models import VOCAB_SIZE, build_tiny_folder, forward_logps, tiny_config, tiny_model
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
+from transformers_requests import (
+    EXACT,
+    POLICY,
+    assert_exact,
+    build,
+    difference,
+    random_prompt,
+    request,
+    run,
+)
 
-from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling, generate_batch
+from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling
 from rllib_gigpo.engines.transformers_engine import TransformersEngine
-
-POLICY = "default_policy"
-EXACT = 1e-4
-
-
-def build(**settings: Any) -> TransformersEngine:
-    return TransformersEngine({POLICY: tiny_model("llama", tied=True)}, **settings)
-
-
-def request(prompt: Sequence[int] | np.ndarray, name: str = "r", **sampling: Any) -> Request:
-    """The request's seed is drawn from its name."""
-    return Request(
-        prompt_ids=np.asarray(prompt, dtype=np.int32),
-        sampling=Sampling(**{"max_tokens": 8, **sampling}),
-        seed=int.from_bytes(name.encode()),
-        request_id=name,
-    )
-
-
-def run(engine: TransformersEngine, requests: Sequence[Request]) -> list[Completion]:
-    return asyncio.run(generate_batch(engine, requests))
-
-
-def random_prompt(seed: int, length: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, length, dtype=np.int32)
-
-
-def assert_exact(requests: Sequence[Request], completions: Sequence[Completion]) -> None:
-    """Log-probabilities are those of a plain forward pass over prompt and response."""
-    model = tiny_model("llama", tied=True)
-    for sent, completion in zip(requests, completions, strict=True):
-        temperature = sent.sampling.temperature or 1.0
-        expected = forward_logps(model, sent.prompt_ids, completion.token_ids, temperature)
-        np.testing.assert_allclose(completion.logps, expected, atol=EXACT)
-
-
-def difference(engine: TransformersEngine, requests: Sequence[Request]) -> dict[str, int]:
-    """What the requests add to the engine's totals."""
-    before = engine.stats()
-    assert_exact(requests, run(engine, requests))
-    return {name: total - before[name] for name, total in engine.stats().items()}
-
 
 # --- shared prompts -----------------------------------------------------------------------------
 
@@ -381,121 +349,3 @@ def test_impossible_settings_raise(settings: dict[str, Any], message: str) -> No
 def test_an_engine_needs_a_model() -> None:
     with pytest.raises(ValueError, match="no model"):
         TransformersEngine({})
-
-
-# --- requests -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sampling", "message"),
-    [
-        ({"temperature": -0.1}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": float("inf")}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"top_k": -1}, "top_k"),
-    ],
-)
-def test_impossible_sampling_is_refused(sampling: dict[str, Any], message: str) -> None:
-    with pytest.raises(EngineError, match=message):
-        run(build(), [request([5, 6], **sampling)])
-
-
-@pytest.mark.parametrize("prompt", [np.array([[5, 6]]), np.array([5.0, 6.0])])
-def test_prompts_are_rows_of_integers(prompt: np.ndarray) -> None:
-    with pytest.raises(EngineError, match="integer token ids"):
-        run(build(), [Request(prompt, Sampling(), seed=0, request_id="bad")])
-
-
-def test_running_ids_are_unique() -> None:
-    with pytest.raises(EngineError, match="request_id"):
-        run(build(), [request([5, 6], "twin"), request([7, 8], "twin")])
-
-
-def test_a_waiting_request_can_be_aborted() -> None:
-    async def scenario() -> list[Completion]:
-        tasks = [asyncio.create_task(engine.generate(sent)) for sent in requests]
-        await asyncio.sleep(0)
-        await engine.abort("waits-1")
-        return await asyncio.gather(*tasks)
-
-    engine = build(max_num_seqs=1)
-    requests = [request([5, 6, 7 + i], f"waits-{i}") for i in range(3)]
-    completions = asyncio.run(scenario())
-    assert [c.finish_reason for c in completions] == ["length", "abort", "length"]
-    assert [len(c.token_ids) for c in completions] == [8, 0, 8]
-    assert_exact(requests, completions)
-
-
-def test_non_finite_weights_fail_the_requests_and_good_ones_cure_it() -> None:
-    engine = build()
-    weights = dict(tiny_model("llama", tied=True).named_parameters())
-    broken = {name: torch.full_like(value, torch.nan) for name, value in weights.items()}
-    engine.load_weights(POLICY, broken, 4)
-    requests = [request(range(5, 40), "one"), request(range(6, 40), "two")]
-
-    async def gather() -> list[Any]:
-        return await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
-
-    errors = asyncio.run(gather())
-    assert [type(error) for error in errors] == [EngineError, EngineError]
-    assert "weight version 4" in str(errors[1])
-    engine.load_weights(POLICY, weights, 5)
-    shorter = [request(range(5, 9), "leaves old values behind its end")]
-    assert_exact(shorter, run(engine, shorter))
-
-
-# --- event loops, sleep, close ------------------------------------------------------------------
-
-
-def test_event_loops_may_follow_each_other() -> None:
-    engine = build()
-    sent = [request(range(5, 9), "a")]
-    with asyncio.Runner() as stays_open:
-        stays_open.run(generate_batch(engine, sent))
-        assert_exact(sent, run(engine, sent))
-        assert_exact(sent, stays_open.run(generate_batch(engine, sent)))
-
-
-def test_two_event_loops_at_once_are_refused() -> None:
-    engine = build()
-    with asyncio.Runner() as other:
-        loop = other.get_loop()
-        task = loop.create_task(engine.generate(request(range(5, 9), "a")))
-        loop.run_until_complete(asyncio.sleep(0))
-        with pytest.raises(EngineError, match="another event loop"):
-            run(engine, [request(range(5, 9), "b")])
-        assert len(loop.run_until_complete(task).token_ids) == 8
-
-
-def test_sleep_waits_for_no_request_and_stops_new_ones() -> None:
-    async def scenario() -> None:
-        task = asyncio.create_task(engine.generate(request(range(5, 9), "runs")))
-        await asyncio.sleep(0)
-        with pytest.raises(EngineError, match="1 requests run"):
-            engine.sleep()
-        await task
-        engine.sleep()
-        with pytest.raises(EngineError, match=r"wake\(\)"):
-            await engine.generate(request(range(5, 9), "asleep"))
-        engine.wake()
-        await engine.generate(request(range(5, 9), "awake"))
-
-    engine = build()
-    asyncio.run(scenario())
-
-
-def test_close_fails_what_runs_and_what_comes() -> None:
-    async def scenario() -> None:
-        task = asyncio.create_task(engine.generate(request(range(5, 9), "runs")))
-        await asyncio.sleep(0)
-        engine.close()
-        engine.close()
-        with pytest.raises(EngineError, match="closed"):
-            await task
-        with pytest.raises(EngineError, match="closed"):
-            await engine.generate(request(range(5, 9), "late"))
-
-    engine = build()
-    asyncio.run(scenario())
