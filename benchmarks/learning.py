@@ -4,11 +4,11 @@
     python -m benchmarks.learning --quick    # two seeds: under 20 minutes
 
 Every preset plays KeyDoor; GiGPO, its ablations, GRPO and RLOO also KeyDoor with a local view and
-Sokoban (sixteen rooms, 6 x 6, one box). All runs of a task and seed start from the same warm-started tiny model,
-and play the same number of environment steps. A finished run is a JSON file in the output folder:
-the same command goes on where it was stopped.
+Sokoban (sixteen rooms of 6 x 6 cells with one box). All runs of a task and seed start from the same
+warm-started tiny model, and play the same number of environment steps. A finished run is a JSON
+file in the output folder: the same command goes on where it was stopped.
 
-The table shows, per task and preset: success on 128 held-out tasks at the end, mean success over
+The table shows, per task and preset: success in 128 evaluation episodes at the end, mean success over
 the environment steps (the area under the curve of the training episodes) with its 95 % bootstrap
 interval over seeds and interquartile mean, episode length at the end, and how likely a GiGPO run is
 to have the larger area. The last line is one JSON object: per task and preset `success` and `auc`,
