@@ -8,11 +8,12 @@ Sokoban (sixteen rooms of 6 x 6 cells with one box). All runs of a task and seed
 warm-started tiny model, and play the same number of environment steps. A finished run is a JSON
 file in the output folder: the same command goes on where it was stopped.
 
-The table shows, per task and preset: success in 128 evaluation episodes at the end, mean success over
-the environment steps (the area under the curve of the training episodes) with its 95 % bootstrap
-interval over seeds and interquartile mean, episode length at the end, and how likely a GiGPO run is
-to have the larger area. The last line is one JSON object: per task and preset `success` and `auc`,
-and per task `gigpo_minus_grpo` = [low, mean, high], the difference of areas paired by seed.
+The table shows, per task and preset: success in 128 evaluation episodes at the end, mean success
+over the environment steps (the area under the curve of the training episodes) with its 95 %
+bootstrap interval over seeds and interquartile mean, episode length at the end, and how likely a
+GiGPO run is to have the larger area. The last line is one JSON object: per task and preset
+`success` and `auc`, and per task `gigpo_minus_grpo` = [low, mean, high], the difference of areas
+paired by seed.
 """
 
 from __future__ import annotations
