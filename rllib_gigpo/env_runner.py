@@ -90,6 +90,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._owns_engine = True
         self._waiting_weights: dict[str, Published] = {}
         self._versions: dict[str, int] = {}
+        self._version = -1
         self._stepper = Stepper(self.config.step_settings)
         self._sampled = 0
         self._unreported: list[Episode] = []
@@ -154,7 +155,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             version: The weights to play with, or None for those that are loaded. A runner that Ray
                 has restarted behind RLlib's back has none: it plays nothing until it gets them.
         """
-        if version is not None and set(self._versions.values()) != {version}:
+        if version is not None and self._version != version:
             return Played(())
         groups = tuple(task.group for task in tasks)
         start = time.perf_counter()
@@ -301,14 +302,16 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._unreported = []
         return self.metrics.reduce()
 
-    def load_weights(self, weights: Mapping[str, Published]) -> dict[str, int]:
-        """Give every policy its new weights or adapter.
+    def load_weights(self, weights: Mapping[str, Published], version: int) -> dict[str, int]:
+        """Give policies their new weights or adapters; the others keep what they have.
 
         Where another runner owns the engine, that runner loads them.
 
         Args:
             weights: Per module id, what was published; its tensors may be a reference to Ray's
                 object store.
+            version: Version of the sync, with which `play` can be called once every policy has
+                weights.
 
         Returns:
             The version that now serves each policy.
@@ -321,6 +324,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             elif self._owns_engine:
                 serve(self._engine, module_id, published, published.packed)
             self._versions[module_id] = published.version
+        self._version = version if set(self._versions) == set(self.config.module_ids) else -1
         if self._engine is None:
             return {module_id: published.version for module_id, published in weights.items()}
         return {module_id: self._engine.version(module_id) for module_id in weights}
@@ -341,7 +345,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self._engine is None:
             self._engine = RemoteVLLMEngine(fleet)
             self._owns_engine = False
-        self._versions = dict.fromkeys(self.config.module_ids, version)
+        self._version = version
 
     def probe(self, request: Request) -> Completion | None:
         """Answer a probe; None where the engine is not built yet or is another runner's."""

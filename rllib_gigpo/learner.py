@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from rllib_gigpo.distributed import (
     sum_gradients,
     sum_over_learners,
 )
-from rllib_gigpo.engines.packing import PackedTensors, checksums, unpack
+from rllib_gigpo.engines.packing import Checksums, PackedTensors, checksum, checksums, unpack
 from rllib_gigpo.engines.packing import pack as pack_tensors
 from rllib_gigpo.engines.published import Published
 from rllib_gigpo.grouped_learner import GroupedLearner
@@ -48,8 +49,8 @@ from rllib_gigpo.sharding import gathered, part_like
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
-
     from rllib_gigpo.encoding import Encoded
+
 PHASES = ("old_logp", "ref_logp", "advantages", "update")
 
 _STATE_KEY = "gigpo_optimizer_steps"
@@ -435,11 +436,21 @@ class GiGPOTorchLearner(GroupedLearner):
         """Per module, the policy's weights in the engines' dtype, an adapter merged in."""
         return {m: self._packed(self._language_model(m)) for m in self.config.module_ids}
 
-    def published(self, version: int) -> dict[str, Published]:
-        """Per module, what engines are to serve: the adapter where one trains, else all weights."""
+    def published(
+        self, version: int, known: Mapping[str, Checksums] = MappingProxyType({})
+    ) -> dict[str, Published]:
+        """Per module, what engines are to serve: the adapter where one trains, else all weights.
+
+        Args:
+            version: The weights' version.
+            known: Checksums of what engines have of some modules; these are left out unless they
+                have changed.
+        """
         parcels = {}
         for module_id in self.config.module_ids:
             module = self._language_model(module_id)
+            if module_id in known and self._sums_of(module) == known[module_id]:
+                continue
             if module.lora is None:
                 packed = self._packed(module)
                 sums = checksums(unpack(packed))
@@ -450,6 +461,17 @@ class GiGPOTorchLearner(GroupedLearner):
                 "adapter", pack_tensors(tensors), version, checksums(tensors), peft_config
             )
         return parcels
+
+    def _sums_of(self, module: CausalLMModule) -> Checksums:
+        """Return the checksums of what engines would be sent, without sending it."""
+        if module.lora is not None:
+            return checksums(module.adapter_weights()[0])
+        dtype = getattr(torch, self.config.dtype)
+        weights = module.policy_weights("cpu" if self._is_sharded else None)
+        return {
+            name: checksum(tensor.to(dtype) if tensor.is_floating_point() else tensor)
+            for name, tensor in weights.items()
+        }
 
     def _packed(self, module: CausalLMModule) -> PackedTensors:
         return pack_tensors(module.policy_weights("cpu"), getattr(torch, self.config.dtype))

@@ -244,7 +244,7 @@ def test_an_engine_that_is_built_later_is_checked_then(algorithm):
     for checksums_, fault in ((sent.checksums, None), ({"lm_head.weight": 1}, "other tensors")):
         runner = LLMEnvRunner(config=algorithm.config, worker_index=0)
         parcel = replace(sent, checksums=checksums_)
-        assert runner.load_weights({POLICY: parcel}) == {POLICY: 1}
+        assert runner.load_weights({POLICY: parcel}, 1) == {POLICY: 1}
         assert runner.checksums() == {}
         played = runner.play(training_tasks(algorithm.config, 0))
         assert (played.error is None) == (fault is None)

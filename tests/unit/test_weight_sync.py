@@ -1,10 +1,12 @@
 """The proof after each sync: an engine that does not serve the learner's weights is found out."""
 
 import pytest
+import torch
 
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.engines.published import Published, check_held
-from rllib_gigpo.weight_sync import WeightSync
+from rllib_gigpo.weight_sync import WeightSync, never_trained
+from tests.tiny_runs import build_learner, module_of, tiny_config
 
 
 def config_of(**llm) -> GiGPOConfig:
@@ -91,3 +93,24 @@ def test_the_road_decides_whether_the_learner_sends_by_itself(monkeypatch):
             "version": -1,
         }
     ]
+
+
+def test_policies_outside_the_list_are_never_trained():
+    config = config_of().multi_agent(policies={"a", "b"})
+    assert never_trained(config) == frozenset()
+    assert never_trained(config.multi_agent(policies_to_train=["a"])) == {"b"}
+    # A function may name any policy at any time.
+    assert never_trained(config.multi_agent(policies_to_train=lambda m, _: m == "a")) == frozenset()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_learner_leaves_out_what_engines_have_already(dtype):
+    learner = build_learner(tiny_config().llm(dtype=dtype))
+    (sent,) = learner.published(0).values()
+    known = {"default_policy": sent.checksums}
+    assert learner.published(1, known) == {}
+    with torch.no_grad():
+        next(iter(module_of(learner).lm.parameters())).mul_(2.0)
+    (again,) = learner.published(2, known).values()
+    assert again.version == 2
+    assert again.checksums != sent.checksums
