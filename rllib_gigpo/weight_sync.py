@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -44,8 +44,12 @@ class WeightSync:
         first_learner: Calls a function on one learner.
         learner_is_local: Whether that learner lives in this process.
 
+    Policies that are never trained are sent once, and again only after their weights have changed
+    all the same, as when a checkpoint is restored.
+
     Attributes:
         fleet: The engine actors, or None where engines live in the runners.
+        frozen: Policies that are never trained.
         seconds: Wall-clock of the last push by part: "publish" by the learner, "load" by the
             engines, and the two parts of the proof, "checksums" and "probe".
     """
@@ -58,6 +62,7 @@ class WeightSync:
         learner_is_local: bool,
     ):
         self.config = config
+        self.frozen = never_trained(config)
         self._groups = list(runner_groups)
         self._first_learner = first_learner
         self.seconds: dict[str, float] = {}
@@ -109,20 +114,26 @@ class WeightSync:
         Raises:
             RuntimeError: An engine serves something else afterwards.
         """
-        call = partial(_published, version=version, by_object_store=self._crosses)
+        call = partial(
+            _published,
+            version=version,
+            known={m: p.checksums for m, p in self._published.items() if m in self.frozen},
+            by_object_store=self._crosses,
+        )
         with self._timed("publish"):
-            self._published = self._first_learner(call)
+            new = self._first_learner(call)
+            self._published |= new
             self._version = version
         with self._timed("load"):
             if self.fleet is not None:
-                for module_id, published in self._published.items():
+                for module_id, published in new.items():
                     self.fleet.publish(module_id, published, self._sender(module_id))
                 self._wake()
-            self.repeat()
+            self._repeat(new)
         with self._timed("checksums"):
             self._check_checksums()
         with self._timed("probe"):
-            self._probe(version)
+            self._probe()
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -152,17 +163,20 @@ class WeightSync:
 
     def repeat(self) -> None:
         """Give all runners what was sent last, without asking the learner."""
-        if not self._published:
-            return
+        if self._published:
+            self._repeat(self._published)
+
+    def _repeat(self, parcels: Mapping[str, Published]) -> None:
         version = self._version
+        expected = {module_id: published.version for module_id, published in parcels.items()}
         for runners in self._groups:
             if self.fleet is not None:
                 _everywhere(runners, "attach", self.fleet.fleet, version)
                 continue
-            served = _everywhere(runners, "load_weights", self._published)
-            stale = [found for found in served if set(found.values()) != {version}]
+            served = _everywhere(runners, "load_weights", parcels, version)
+            stale = [found for found in served if found != expected]
             if stale:
-                raise RuntimeError(f"an EnvRunner serves weights {stale[0]}, expected {version}")
+                raise RuntimeError(f"an EnvRunner serves weights {stale[0]}, expected {expected}")
 
     def _check_checksums(self) -> None:
         """Compare what every engine computes with, bit by bit, to what the learner sent."""
@@ -177,12 +191,12 @@ class WeightSync:
         # A runner checks for itself what its engine loads when it is built later.
         return [report[module_id] for report in reports if report]
 
-    def _probe(self, version: int) -> None:
+    def _probe(self) -> None:
         tolerance = self.config.probe_tolerance
         if tolerance == 0:
             return
         tolerance = tolerance or TOLERANCE[self.config.dtype]
-        for module_id in self.config.module_ids:
+        for module_id, published in self._published.items():
             for completion in self._answers(module_id):
                 logps = partial(
                     _learner_logps,
@@ -190,7 +204,7 @@ class WeightSync:
                     prompt=self._probe_prompts[module_id],
                     completion=completion,
                 )
-                check_probe(completion, self._first_learner(logps), version, tolerance)
+                check_probe(completion, self._first_learner(logps), published.version, tolerance)
 
     def _answers(self, module_id: str) -> list[Completion]:
         request = partial(
@@ -244,9 +258,19 @@ def _everywhere(runners: EnvRunnerGroup, method: str, *args: Any) -> list[Any]:
     )
 
 
-def _published(learner: Any, version: int, by_object_store: bool) -> dict[str, Published]:
+def never_trained(config: GiGPOConfig) -> frozenset[str]:
+    """Return the policies outside a list of `policies_to_train`; a function may name any."""
+    to_train: Any = config.policies_to_train
+    if not isinstance(to_train, list | tuple | set):
+        return frozenset()
+    return frozenset(config.module_ids) - set(to_train)
+
+
+def _published(
+    learner: Any, version: int, known: Mapping[str, Checksums], by_object_store: bool
+) -> dict[str, Published]:
     """Return what a learner publishes, with references to Ray's object store where asked."""
-    published = learner.published(version)
+    published = learner.published(version, known)
     if not by_object_store:
         return published
     return {m: replace(p, packed=ray.put(p.packed)) for m, p in published.items()}

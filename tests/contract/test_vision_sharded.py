@@ -5,33 +5,33 @@ One of them has no row with a picture, and must gather the vision tower's weight
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from rllib_gigpo.models import load_tokenizer
+from rllib_gigpo import sharding
+from rllib_gigpo.models import load_causal_lm, load_tokenizer
 from rllib_gigpo.rows import RowData, complete_batch, object_array
+from rllib_gigpo.sequences import empty_batch, nothing_of, pack, response_logps
 from rllib_gigpo.sharding import is_sharded
-from rllib_gigpo.vision.sight import load_sight
+from rllib_gigpo.vision.sight import freeze_vision, load_sight
 from tests.learner_pairs import Pair
 from tests.tiny_runs import build_learner, parameters, tiny_config, update
-from tests.vision_models import build_folder, picture, prompt_of
+from tests.vision_models import FAMILIES, build_folder, picture, prompt_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
-
+_ROOT = Path(__file__).parents[2]
 RESPONSES = ([5, 9, 7], [9, 12], [11, 6])
+FROZEN = {"qwen2_5_vl", "smolvlm"}  # their relatives are trained whole
 # Each row is a micro-batch of its own; the loss has its KL, so that a reference looks too.
 BASE: dict[str, Any] = {"kl_coeff": 0.5, "lr": 0.05, "micro_batch_tokens": 1}
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["trained tower", "frozen tower"])
-def frozen(request: pytest.FixtureRequest) -> bool:
-    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path, frozen: bool) -> dict[str, Any]:
-    return {"model": str(folder), "options": {}, "freeze_vision_tower": frozen}
+def llm(folder: Path) -> dict[str, Any]:
+    return {"model": str(folder), "options": {}}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,8 @@ def rows(folder: Path) -> SampleBatch:
     )
 
 
-def test_two_learners_step_like_one_where_one_sees_nothing(pair: Pair, folder, llm, frozen: bool):
+@pytest.mark.ray
+def test_two_learners_step_like_one_where_one_sees_nothing(pair: Pair, folder, llm):
     batch = rows(folder)
     plan = pair.config.minibatch_plan
     everything = complete_batch(batch.copy()).as_multi_agent()
@@ -96,10 +97,10 @@ def test_two_learners_step_like_one_where_one_sees_nothing(pair: Pair, folder, l
     torch.testing.assert_close(first, expected_weights, rtol=1e-3, atol=1e-5)
     assert second == {}
     tower = [name for name in before if ".visual." in name]
-    moved = [name for name in tower if not torch.equal(first[name], before[name])]
-    assert len(moved) == (0 if frozen else len(tower))
+    assert not any(torch.equal(first[name], before[name]) for name in tower)
 
 
+@pytest.mark.ray
 def test_each_learner_holds_a_part_of_the_vision_tower(pair: Pair):
     def share(learner: Any) -> float:
         tower = learner.module[DEFAULT_MODULE_ID].lm.model.visual
@@ -109,3 +110,58 @@ def test_each_learner_holds_a_part_of_the_vision_tower(pair: Pair):
     shares = pair.each(share)
     assert sum(shares) == 1.0
     assert max(shares) < 0.6
+
+
+def test_every_family_can_be_sharded(tmp_path: Path):
+    """In a process of its own, which is all of its group."""
+    code = (
+        "import sys; from pathlib import Path; "
+        "from tests.contract.test_vision_sharded import check_families; "
+        "check_families(Path(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def check_families(folder: Path) -> None:
+    """Rows with a picture, without one, and no rows: what the plain model says, and gradients."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/group", rank=0, world_size=1)
+    said = np.array(RESPONSES[0], dtype=np.int32)
+    for family in FAMILIES:
+        path = str(build_folder(folder / family, family))
+        tokenizer, sight, plain = load_tokenizer(path), load_sight(path), load_causal_lm(path)
+        assert sight is not None
+        if family in FROZEN:
+            freeze_vision(plain)
+        batches = [empty_batch()]
+        for parts in (("where is the ", picture(0), "box ?"), ("left or right",)):
+            prompt = prompt_of(tokenizer, sight, *parts)
+            batches += pack([prompt.ids], [said], 1, [prompt.images])
+        for dtype, gap in ((torch.float32, 1e-5), (torch.bfloat16, 0.2)):
+            model = load_causal_lm(path).eval()
+            if family in FROZEN:
+                freeze_vision(model)
+            sharding.shard(model, torch.device("cpu"), dtype=dtype)
+            for batch in batches:
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != torch.float32):
+                    sight.always_looks = False
+                    expected = response_logps(plain, batch, sight=sight)
+                    sight.always_looks = True
+                    found = sharding.run(model, response_logps, batch, sight=sight)
+                torch.testing.assert_close(found.logps, expected.logps, rtol=0, atol=gap)
+                nothing_of(found).backward()
+                nothing_of(expected).backward()
+            assert without_gradient(model) == without_gradient(plain)
+    dist.destroy_process_group()
+
+
+def without_gradient(model: Any) -> set[str]:
+    """Parameters that no pass has used, as the last layer of LLaVA's tower."""
+    return {name for name, parameter in model.named_parameters() if parameter.grad is None}
