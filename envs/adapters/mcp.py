@@ -38,6 +38,10 @@ class MCPEnv(ToolEnv):
 
     The observation is the text of the last result, at first what `reset_tool` answers, else "".
 
+    Isolation: none. A command line is a process with this one's rights and environment variables,
+    and its tools do what they do; put it into a container where it, or the policy that calls it, is
+    not trusted.
+
     Args:
         target: Command line of a server, or the URL of its endpoint.
         rows: Task rows; see `ToolEnv`.

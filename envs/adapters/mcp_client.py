@@ -21,6 +21,7 @@ import urllib.request
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from envs.wire import MAX_ANSWER_BYTES, read_object, read_whole
 
@@ -161,6 +162,8 @@ class HttpTransport:
     """
 
     def __init__(self, url: str):
+        if urlsplit(url).username is not None:
+            raise MCPError("the MCP server's URL holds a user name: it is not sent; leave it out")
         self.url = url
         self._headers: dict[str, str] = {}
 

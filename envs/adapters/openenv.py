@@ -34,6 +34,9 @@ class OpenEnv(AdapterEnv):
     `hide`: none may count steps. The anchor is the observation and never OpenEnv's `State`, which
     holds an episode id and a step count.
 
+    Isolation: that of the server, which runs the actions; this process only reads its answers.
+    OpenEnv's servers are meant to run in containers.
+
     Args:
         target: The server, such as `http://127.0.0.1:8000`.
         rows: Task rows; see `ToolEnv`. All fields but `prompt` go to the server's reset, with the

@@ -24,6 +24,9 @@ class SkyRLEnv(AdapterEnv):
     and `won` where `won_reward` is set. Whether a response was valid is not told: skyrl-gym does
     not say.
 
+    Isolation: none. The environment runs in this process; one that executes what the policy wrote
+    (SQL, Python) has to bring a sandbox of its own.
+
     Args:
         target: An id of skyrl-gym's registry, or `module:Class`.
         rows: Task rows: a sequence of mappings, or a file of JSON lines. The seed chooses one.

@@ -37,6 +37,8 @@ class ToolEnv(AdapterEnv):
 
     `info` holds `task`, `task_id`, `tools`, and `won` where `won_reward` is set.
 
+    Isolation: none of its own; each kind of environment says where its tools run.
+
     Args:
         rows: Task rows: a sequence of mappings, or a file of JSON lines. The seed chooses one. Its
             `prompt` (a text, or chat messages) is the task.

@@ -27,6 +27,9 @@ class TRLEnv(ToolEnv):
     also gets `seed` where its signature takes one: whatever it draws must come from that or from
     its row, or the members of a group start from different states.
 
+    Isolation: none. The environment's methods run in this process, with whatever arguments the
+    policy writes; a tool that runs code or commands has to bring a sandbox of its own.
+
     Args:
         target: `module:factory`.
         rows: Task rows; see `ToolEnv`. All fields go to `reset`.

@@ -44,6 +44,12 @@ class AppWorld(AdapterEnv):
     ends it in `close`, and writes under an experiment name of its own, which `close` deletes; or it
     takes a server out of `server` that no other environment of this machine uses.
 
+    Isolation: the policy's code runs in AppWorld's server process, with the rights of whoever
+    started it and with its environment variables; AppWorld's shell restrains it, and no sandbox of
+    this package does. Where the policy is not trusted, run the server in a container without
+    network and name it in `server`. The shipped world runs no code: an interpreter of a few
+    statements reads it.
+
     Args:
         world: "appworld", or "shipped": a small pretence of it that comes with this package (notes
             of a few people, one kind of question), to try things out without AppWorld.

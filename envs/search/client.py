@@ -115,6 +115,10 @@ class _Endpoint:
 
     def __init__(self, url: str, timeout: float, max_response_bytes: int):
         parts = urlsplit(url)
+        if parts.username is not None:
+            raise ValueError(
+                "a retriever's URL holds a user name: it is not sent, and is written down"
+            )
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(
                 f"expected a retriever URL such as 'http://127.0.0.1:8000/retrieve', got {url!r}"

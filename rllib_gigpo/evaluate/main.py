@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _player(args: argparse.Namespace) -> _Player:
     """Return what the options name; a checkpoint says what they leave open."""
-    from rllib_gigpo.recording.plain import jsonable
+    from rllib_gigpo.recording.plain import jsonable, without_secrets
     from rllib_gigpo.trained import find_checkpoint, trained_as
 
     named = None if args.endpoint else find_checkpoint(args.model or args.what)
@@ -111,7 +111,7 @@ def _player(args: argparse.Namespace) -> _Player:
             "temperature": found.eval_temperature,
         }
         told = ", ".join(f"{name}={value}" for name, value in limits.items())
-        told = f"{env} {json.dumps(jsonable(config))}, {told}"
+        told = f"{env} {json.dumps(without_secrets(jsonable(config)))}, {told}"
         print(f"taken from {named}: {told}; options replace these", flush=True)
     given = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
     steps = own.max_episode_steps if args.max_steps is None and own is not None else args.max_steps

@@ -16,7 +16,7 @@ from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.evaluate.agents import Chat, PromptedAgent, reflect
 from rllib_gigpo.playing.play import Played, play
 from rllib_gigpo.recording.folder import read_json, read_lines
-from rllib_gigpo.recording.plain import jsonable
+from rllib_gigpo.recording.plain import jsonable, without_secrets
 from rllib_gigpo.registry import LLMEnvSpec
 from rllib_gigpo.rows import agent_episodes, step_is_valid
 from rllib_gigpo.seeding import derive_seed
@@ -152,7 +152,7 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
 
 
 def _claim(panel: Panel, folder: Path) -> None:
-    settings = jsonable(asdict(panel))
+    settings = without_secrets(jsonable(asdict(panel)))
     path = folder / _SETTINGS
     if not path.exists():
         path.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")

@@ -23,13 +23,19 @@ from ray import cloudpickle
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from rllib_gigpo import AgentProfile, GiGPO, safe_pickle
+from envs.adapters.mcp_client import MCPClient, MCPError
+from envs.catalog import SCHEMES
+from envs.key_door import KeyDoor
+from envs.search.client import HttpRetriever
+from rllib_gigpo import AgentProfile, GiGPO, register_llm_env, safe_pickle
 from rllib_gigpo.agent.parsing import Action
 from rllib_gigpo.compare.runs import Run, read_results
+from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError
 from rllib_gigpo.evaluate.main import main as evaluate
 from rllib_gigpo.export import export
 from rllib_gigpo.models import load_causal_lm, load_tokenizer, materialize
 from rllib_gigpo.recording.folder import RunFolder, write_bytes, write_lines
+from rllib_gigpo.registry import load_object
 from rllib_gigpo.report import report_html
 from rllib_gigpo.report.data import rollout_data, run_data
 from rllib_gigpo.trained import trained_as
@@ -331,6 +337,13 @@ def test_python_files_of_a_model_are_not_imported(known, copied, mark):
 # Checkpoints --------------------------------------------------------------------------------------
 
 
+class Guarded(KeyDoor):
+    """Takes settings that nobody may read."""
+
+    def __init__(self, *, password: str, url: str):
+        super().__init__(size=3)
+
+
 def answer_at_once(response: str) -> Action:
     """A parser of one's own."""
     return Action(response, True)
@@ -460,3 +473,64 @@ def test_no_bytes_do_more_than_fail(content):
         path.write_bytes(content)
         with contextlib.suppress(ValueError, EOFError, pickle.UnpicklingError):
             safe_pickle.read(path)
+
+
+# Environments and secrets -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "envs.appworld.env:AppWorld",
+        "envs.adapters.mcp:MCPEnv",
+        "envs.adapters.trl:TRLEnv",
+        "envs.adapters.openenv:OpenEnv",
+        "envs.adapters.skyrl:SkyRLEnv",
+        "envs.adapters.tool_env:ToolEnv",
+    ],
+)
+def test_what_runs_the_policys_actions_states_its_isolation(name):
+    assert "\n    Isolation: " in (load_object(name).__doc__ or "")
+
+
+def test_every_kind_of_environment_has_its_place_in_the_docs():
+    page = (ROOT / "docs" / "faults.md").read_text()
+    table = page[page.index("| environment | where") :].split("\n\n")[0]
+    for scheme in set(SCHEMES) - {"textworld:"}:  # a game engine: actions are no code
+        assert f"`{scheme}`" in table
+
+
+def test_an_evaluation_writes_no_secret(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SOME_API_KEY", "plain-words-of-a-key")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-another-plain-key")
+    register_llm_env("Guarded", Guarded, tiny_config().agent_profile)
+    secrets = {"password": "open-sesame", "url": "http://me:pass-phrase@host/plain-words-of-a-key"}
+    done = evaluate(
+        [
+            *("Guarded", "--model=tiny", "--tasks=1", "--max-steps=1", "--max-response-tokens=4"),
+            "--max-prompt-tokens=64",
+            *("--env-config", json.dumps(secrets), f"--output={tmp_path}"),
+        ]
+    )
+    assert done == 0
+    told = capsys.readouterr()
+    texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(texts) >= 4
+    for text in (*texts, told.out, told.err):
+        for secret in ("open-sesame", "pass-phrase", "plain-words-of-a-key", "sk-another"):
+            assert secret not in text
+
+
+def test_a_key_of_an_endpoint_is_in_no_error():
+    chat = Endpoint("http://127.0.0.1:9/v1", "m", api_key="sk-very-secret", pause_s=0.0)
+    with pytest.raises(EndpointError) as error:
+        chat([{"role": "user", "content": "hi"}], {}, 0)
+    assert "secret" not in str(error.value)
+    for refused in (
+        lambda: Endpoint("http://me:secret@host/v1", "m"),
+        lambda: HttpRetriever("http://me:secret@host"),
+        lambda: MCPClient("http://me:secret@host", 1.0),
+    ):
+        with pytest.raises((ValueError, MCPError), match="user name") as refusal:
+            refused()
+        assert "secret" not in str(refusal.value)
