@@ -101,7 +101,7 @@ def load_causal_lm(
 
     Raises:
         ValueError: No model there, no safetensors, an architecture that needs remote code, or a
-            checkpoint that lacks weights of its own architecture.
+            checkpoint that lacks weights of its own architecture or holds NaN or infinity.
     """
     settings: dict[str, Any] = {"attn_implementation": "sdpa"} | overrides
     model, report = _load(
@@ -118,6 +118,14 @@ def load_causal_lm(
         raise ValueError(
             f"the checkpoint {path!r} lacks {len(missing)} weights of {type(model).__name__} "
             f"(the first: {missing[0]!r}), which would start random: use a complete checkpoint"
+        )
+    # A sum is NaN or infinite where a value is, and needs no second copy of a tensor.
+    sums = {name: p.sum(dtype=torch.float32) for name, p in model.named_parameters()}
+    broken = [name for name, total in sums.items() if not torch.isfinite(total)]
+    if broken:
+        raise ValueError(
+            f"the checkpoint {path!r} holds NaN or infinity in {len(broken)} weights (the first: "
+            f"{broken[0]!r}): it was saved by a run that had failed; use an earlier one"
         )
     return model.eval()
 
