@@ -27,7 +27,7 @@ from envs.adapters.mcp_client import MCPClient, MCPError
 from envs.catalog import SCHEMES
 from envs.key_door import KeyDoor
 from envs.search.client import HttpRetriever
-from rllib_gigpo import AgentProfile, GiGPO, register_llm_env, safe_pickle
+from rllib_gigpo import AgentProfile, GiGPO, LoRASettings, register_llm_env, safe_pickle
 from rllib_gigpo.agent.parsing import Action
 from rllib_gigpo.compare.runs import Run, read_results
 from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError
@@ -392,6 +392,26 @@ def test_a_checkpoint_is_read_without_running_it(learner, checkpoint, tmp_path, 
     left, right = (load_file(folder / "model.safetensors") for folder in (whole, plain))
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({"lora": LoRASettings(rank=2)}, "adapter"),
+        ({"lora": LoRASettings(rank=2, targets=("q_proj",))}, "merged"),
+        ({"model": "tiny-vision", "options": {}}, "full"),
+    ],
+    ids=["adapter", "merged", "vision"],
+)
+def test_every_kind_of_policy_is_read_without_trust(model, kind, tmp_path):
+    learner = build_learner(tiny_config().llm(**model))
+    path = checkpoint_of(learner, tmp_path / "checkpoint")
+    for name, trust in (("plain", False), ("trusted", True)):
+        export(path, tmp_path / name, kind, trust=trust)
+    (file,) = (found.name for found in (tmp_path / "plain").glob("*model.safetensors"))
+    left, right = (load_file(tmp_path / name / file) for name in ("plain", "trusted"))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[key], right[key]) for key in left)
 
 
 @pytest.mark.parametrize(
