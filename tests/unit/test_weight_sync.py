@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rllib_gigpo import GiGPOConfig
+from rllib_gigpo import GiGPOConfig, weight_sync
 from rllib_gigpo.engines.published import Published, check_held
 from rllib_gigpo.weight_sync import WeightSync, never_trained
 from tests.tiny_runs import build_learner, module_of, tiny_config
@@ -114,3 +114,55 @@ def test_a_learner_leaves_out_what_engines_have_already(dtype):
     (again,) = learner.published(2, known).values()
     assert again.version == 2
     assert again.checksums != sent.checksums
+
+
+class TeamFleet(Fleet):
+    """Engines of two policies that note what they are sent."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.sent: list[tuple[str, int]] = []
+        self.serves: dict[str, dict[str, int]] = {}
+
+    def publish(self, policy_id: str, published: Published, send: object) -> None:
+        self.sent.append((policy_id, published.version))
+        self.serves[policy_id] = dict(published.checksums)
+
+    def all_checksums(self, policy_id: str) -> list[dict[str, int]]:
+        return [self.serves[policy_id]]
+
+
+class TeamLearner:
+    """Its policy "a" changes with every version; "b" when the test says so."""
+
+    frozen = 7
+
+    def published(self, version: int, known) -> dict[str, Published]:
+        sums = {"a": {"w": version}, "b": {"w": self.frozen}}
+        return {
+            name: Published("weights", None, version, sums[name])
+            for name in sums
+            if known.get(name) != sums[name]
+        }
+
+
+def test_a_frozen_policy_is_sent_once_and_again_after_a_change(monkeypatch):
+    config = config_of().engines(engine="vllm", probe_tolerance=0)
+    config.multi_agent(
+        policies={"a", "b"}, policy_mapping_fn=lambda *_, **__: "a", policies_to_train=["a"]
+    )
+    fleet, learner = TeamFleet(), TeamLearner()
+    monkeypatch.setattr(WeightSync, "_start_fleet", lambda self: fleet)
+    monkeypatch.setattr(weight_sync.ray, "put", lambda packed: packed)
+    sync = WeightSync(config, [], lambda call: call(learner), learner_is_local=True)
+    for version in (0, 1):
+        sync.push(version)
+    assert fleet.sent == [("a", 0), ("b", 0), ("a", 1)]
+    learner.frozen = 8
+    sync.push(2)
+    sync.push(3)
+    assert fleet.sent[3:] == [("a", 2), ("b", 2), ("a", 3)]
+    # Its checksums are compared after every sync all the same.
+    fleet.serves["b"] = {"w": 7}
+    with pytest.raises(RuntimeError, match="version 2 an engine computes with other tensors"):
+        sync.push(4)
