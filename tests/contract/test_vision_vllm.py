@@ -173,7 +173,7 @@ def algorithm(local_ray, folder: Path) -> Iterator[Any]:
         pytest.importorskip("vllm")
     register_llm_env("Wall", Wall, TALKATIVE)
     config = (
-        config_of(folder, omega=0.0)
+        config_of(folder, omega=0.0, lr=0.01)
         .environment("Wall", env_config={"horizon": 2})
         .env_runners(num_env_runners=2)
         .engines(engine="vllm", engine_options={"kv_cache_memory_bytes": 1 << 24})
