@@ -48,6 +48,7 @@ def test_the_same_call_goes_on_from_the_newest_whole_checkpoint(warm_model, tmp_
     assert iterations(folder) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_killed_learner(warm_model, tmp_path):
     flag, folder = tmp_path / "flag.learner", tmp_path / "run"
     config = run_config(warm_model, flag=tmp_path / "flag").learners(
