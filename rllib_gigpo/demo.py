@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,8 +39,10 @@ def report_iterations(config: GiGPOConfig, iterations: int) -> list[dict[str, An
 def describe(result: Mapping[str, Any]) -> list[str]:
     """Return the lines that describe one iteration."""
     found, timers = result["env_runners"], result["timers"]
+    won = found.get("success_rate", float("nan"))
+    success = "not told" if math.isnan(won) else f"{won:.1%}"
     lines = [
-        f"success {found.get('success_rate', float('nan')):.1%}, return "
+        f"success {success}, return "
         f"{found['episode_return_mean']:.2f}, length {found['episode_len_mean']:.1f}, "
         f"valid actions {found['valid_action_rate']:.1%}",
         f"tokens: {int(found['num_prompt_tokens']):,} prompt, "

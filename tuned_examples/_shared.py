@@ -9,16 +9,15 @@ from pathlib import Path
 import ray
 import torch
 from _choices import add_choices
-from ray.rllib.examples.utils import (
-    add_rllib_example_script_args,
-    run_rllib_example_script_experiment,
-)
+from _training import train
+from ray.rllib.examples.utils import add_rllib_example_script_args
 
-from rllib_gigpo import GiGPO, GiGPOConfig
+from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.demo import report_iterations
 from rllib_gigpo.gigpo import training_tasks
 from rllib_gigpo.models import FROM_SCRATCH, materialize
 from rllib_gigpo.record import Example, record
+from rllib_gigpo.recording import RunFolder
 from rllib_gigpo.scripted import Policy, expert
 from rllib_gigpo.sft import WarmStart, warm_start
 
@@ -50,6 +49,8 @@ def example_parser(
         env=env,
         evaluation_interval=evaluation_interval,
         evaluation_duration=tasks,
+        checkpoint_freq=10,
+        checkpoint_at_end=True,
     )
     add_choices(parser)
     parser.add_argument("--cpu-demo", action="store_true", help="two short iterations on this CPU")
@@ -57,7 +58,9 @@ def example_parser(
         "--smoke", action="store_true", help="the CPU demo on what ships here, with a tiny model"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", default=f"runs/{env.lower()}_demo", help="folder of the demo")
+    parser.add_argument(
+        "--results", default=None, help="folder of the run; by default below runs/, by name"
+    )
     return parser
 
 
@@ -72,13 +75,16 @@ def run_example(
 
     Args:
         args: What the command line says; `base_config` and `train_as` of `_choices` read its flags.
+            `results` is set where it was left out.
         paper: Returns the paper's settings.
         demo: Returns those of the demo.
         policy_of: From a task id to the policy whose steps the demo warms up on; None skips the
             task.
     """
-    if not (args.smoke or args.cpu_demo):
-        run_rllib_example_script_experiment(paper(args), args, trainable=GiGPO)
+    is_demo = args.smoke or args.cpu_demo
+    args.results = args.results or _folder(args, "demo" if is_demo else args.algo)
+    if not is_demo:
+        train(paper(args), args)
         return
     # A tiny model gains nothing from more threads and leaves room for others.
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // (2 if args.smoke else 1)))
@@ -90,7 +96,15 @@ def run_example(
         alone = {"address": "local", "num_cpus": 8, "include_dashboard": False}
         alone = {} if "RAY_ADDRESS" in os.environ else alone
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **alone)
-    report_iterations(config, iterations=_DEMO_ITERATIONS)
+    folder = Path(args.results).absolute()
+    RunFolder(folder).clear()
+    report_iterations(config.recording(folder=str(folder)), iterations=_DEMO_ITERATIONS)
+    print(f"what happened, step by step: rllib-gigpo report {folder}")
+
+
+def _folder(args: argparse.Namespace, kind: str) -> str:
+    name = "".join(c if c.isalnum() else "-" for c in f"{args.env}".lower())
+    return f"runs/{name}_{kind}"
 
 
 def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
@@ -157,23 +171,24 @@ def _warm_start(
     examples = warm_start_examples(config, policy_of)
     print(f"warm start on {len(examples)} steps of tasks that are not trained on ...", flush=True)
     is_tiny = config.llm_model in FROM_SCRATCH
+    steps = 150 if is_tiny else 16
+
+    def told(step: int, loss: float) -> None:
+        if step % (steps // 8) == 0 or step == steps - 1:
+            print(f"  step {step + 1}/{steps}: loss {loss:.3f}", flush=True)
+
     return warm_start(
         materialize(config.model_spec),
         examples,
         results / "warm_start",
         max_prompt_tokens=config.max_prompt_tokens,
         settings=WarmStart(
-            steps=150 if is_tiny else 16,
+            steps=steps,
             batch_size=8,
             lr=3e-3 if is_tiny else 1e-4,
             warmup_steps=4,
             dtype=config.dtype,
             token_budget=4096,
         ),
-        on_step=_print_loss,
+        on_step=told,
     )
-
-
-def _print_loss(step: int, loss: float) -> None:
-    if step % 5 == 0:
-        print(f"  step {step + 1}: loss {loss:.3f}", flush=True)

@@ -32,7 +32,6 @@ _MODEL = "tiny"
 parser = example_parser(
     "gym:FrozenLake-v1", iterations=100, best_return=1.0, evaluation_interval=10, tasks=64
 )
-parser.set_defaults(results="runs/gym_demo")
 parser.add_argument("--env-config", type=json.loads, default={}, metavar="JSON")
 
 

@@ -10,7 +10,8 @@ learner and an engine of each trial on GPUs, in fractions or whole.
 
 - `--scheduler asha` stops the worse trials early, `--scheduler pbt` lets good ones replace bad ones
   and changes omega, gamma and F_norm on the way.
-- Stopped by anything, kill -9 included, the same command goes on from the last checkpoints.
+- Stopped by anything, kill -9 included, the same command goes on from the last checkpoints; another
+  one refuses the folder.
 - `--smoke` sweeps four trials of two iterations.
 
 The results folder holds `table.md`, `heat_map.png` and the trials, each with its run folder.
@@ -35,11 +36,14 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from rllib_gigpo import GiGPOConfig
+from rllib_gigpo.claims import claim
 from rllib_gigpo.compare.start import starting_model
 from rllib_gigpo.compare.sweeps import HEADER, heat_map, sweep_rows, trials_of
 from rllib_gigpo.tables import format_table
 
 METRIC = "env_runners/success_rate"
+# What may differ when a sweep goes on.
+_FREE = ("results", "concurrent")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -62,6 +66,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--gpus-per-learner", type=float, default=0.0, help="may be a fraction")
     add("--engine", choices=("transformers", "vllm"), default="transformers")
     add("--gpus-per-engine", type=float, default=0.0, help="may be a fraction")
+    add("--cpus-per-engine", type=float, default=1.0, help="may be a fraction")
     add("--concurrent", type=int, default=0, help="trials at once; 0: as many as fit")
     add("--results", default="runs/sweep", help="folder; the same one is gone on with")
     add("--smoke", action="store_true", help="four trials of two iterations")
@@ -96,7 +101,14 @@ def sweep_config(args: argparse.Namespace) -> GiGPOConfig:
         config.training(lr=1e-3, adam_betas=(0.9, 0.99), weight_decay=0.0, kl_coeff=0.0)
         config.training(invalid_action_penalty=0.0, old_logp="engine")
     if args.engine == "vllm":
-        config.engines(engine="vllm", engine_num_gpus=args.gpus_per_engine)
+        # On a CPU the engines of all trials share one memory; vLLM would take half of it for each.
+        small = {"kv_cache_memory_bytes": 1 << 26} if is_tiny and not args.gpus_per_engine else {}
+        config.engines(
+            engine="vllm",
+            engine_num_gpus=args.gpus_per_engine,
+            engine_num_cpus=args.cpus_per_engine,
+            engine_options=small,
+        )
     return config
 
 
@@ -172,7 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Sweep, tabulate, draw."""
     args = parse(arguments)
     folder = Path(args.results).absolute()
-    (folder / "models").mkdir(parents=True, exist_ok=True)
+    wanted = {name: value for name, value in vars(args).items() if name not in _FREE}
+    claim(folder, "arguments.json", wanted, option="--results")
+    (folder / "models").mkdir(exist_ok=True)
     if not ray.is_initialized():
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **_alone())
     results = tuner(args, folder).fit()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.anchor_study import play_groups
 from rllib_gigpo.callbacks import check_callbacks
 from rllib_gigpo.check.findings import Finding
@@ -136,6 +137,29 @@ def model_part(config: GiGPOConfig, *, with_prompts: bool = True) -> Iterator[Fi
             f"a response without a thought takes {needed} tokens and max_response_tokens="
             f"{config.max_response_tokens}: raise it",
         )
+    yield from _lost_actions(set(shown), profile, tokenizer)
+
+
+def _lost_actions(responses: Iterable[str], profile: AgentProfile, tokenizer: Any) -> list[Finding]:
+    """Find actions that are others once the tokenizer has written them and read them back.
+
+    The words of a model from scratch are joined by blanks, for example, which JSON does not bear.
+    """
+    back = {
+        text: tokenizer.decode(
+            tokenizer(text, add_special_tokens=False).input_ids, skip_special_tokens=True
+        )
+        for text in responses
+    }
+    lost = sorted(text for text in back if profile.read(back[text]) != profile.read(text))
+    if not lost:
+        return []
+    state = "FAULT" if len(lost) == len(back) else "note"
+    told = (
+        f"{len(lost)} of {len(back)} possible responses lose their action in the model's "
+        f"tokenizer, which makes {back[lost[0]]!r} of {lost[0]!r}: use another model"
+    )
+    return [Finding("prompts", state, told)]
 
 
 def random_steps(config: GiGPOConfig) -> list[Step]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rllib_gigpo.compare.runs import ConfigOf
     from rllib_gigpo.config import GiGPOConfig
 
+_SETTINGS = "settings.json"
 # How the tiny model learns on a CPU; the benchmark of learning uses the same.
 TINY_TRAINING = {
     "lr": 1e-3,
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import ray
 
+    from rllib_gigpo.claims import claim
     from rllib_gigpo.compare.runs import planned_runs, read_results, train_all
 
     output = Path(args.output).absolute()
@@ -56,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config_of = _own(args.config) if args.config else _named(args, output)
         for run in runs:
             config_of(run.algo, run.seed).validate()
+        if not any((output / "runs").iterdir()):
+            (output / _SETTINGS).unlink(missing_ok=True)
+        claim(output, _SETTINGS, _settings(args), option="--output")
     except (ValueError, TypeError, ImportError) as error:
         parser.error(str(error))
     waiting = sum(not (output / "runs" / run.file).exists() for run in runs)
@@ -88,6 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     env = config_of(runs[0].algo, 0).env
     write_comparison(read_results(runs, output / "runs"), args.env_steps, output, str(env))
     return 0
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what decides the results of a run, besides what stands in its file's name."""
+    free = ("algos", "seeds", "env_steps", "workers", "gpus_per_run", "output")
+    return {name: value for name, value in vars(args).items() if name not in free}
 
 
 def write_comparison(results: Any, env_steps: int, output: Path, env: str) -> None:

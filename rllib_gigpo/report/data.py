@@ -20,8 +20,12 @@ _LARGEST_PICTURE = 4 * 2**20
 def open_run(path: str | Path) -> RunFolder:
     """Return a run folder, or say what is wrong with the path.
 
+    Args:
+        path: The folder of a run, or one with a single run in it, such as the results of a tuned
+            example.
+
     Raises:
-        ValueError: No run is there; runs below it are listed.
+        ValueError: No run is there, or several are below it; they are listed.
     """
     folder = RunFolder(path)
     if folder.run.is_file():
@@ -30,6 +34,8 @@ def open_run(path: str | Path) -> RunFolder:
         raise ValueError(f"{folder.path} is no folder: expected a run folder, which holds run.json")
     below = sorted(found.parent for found in folder.path.glob("*/run.json"))
     below += sorted(found.parent for found in folder.path.glob("*/*/run.json"))
+    if len(below) == 1:
+        return RunFolder(below[0])
     if below:
         names = "".join(f"\n  {found}" for found in below[:20])
         raise ValueError(f"{folder.path} holds {len(below)} runs, choose one:{names}")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rllib_gigpo.compare.main import main
+from rllib_gigpo.compare.main import _settings, main
+from rllib_gigpo_cli.parsers import compare_parser
 
 _SMALL = [
     "--algos=gigpo,rloo",
@@ -41,3 +42,27 @@ def test_compare_trains_each_algorithm_once(tmp_path: Path, capsys):
     assert starts[0]["env_steps"] == starts[1]["env_steps"]
     assert main(arguments) == 0
     assert "2 runs, 2 of them finished before" in capsys.readouterr().out
+
+
+def test_a_comparison_keeps_to_its_settings(tmp_path: Path, capsys):
+    runs = tmp_path / "runs"
+
+    def refused(*arguments: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*_SMALL, f"--output={tmp_path}", *arguments])
+        return capsys.readouterr().err
+
+    # A mistake before anything was trained binds nothing.
+    assert "no environment is called 'KeyDor'" in refused("--env=KeyDor")
+    (runs / "gigpo-0-60.json").write_text("{}")
+    (tmp_path / "settings.json").write_text(
+        json.dumps(_settings(compare_parser().parse_args([*_SMALL, "--env=Sokoban"])))
+    )
+    told = refused("--env=KeyDoor")
+    assert "holds results with env='Sokoban', not 'KeyDoor': name another folder with --out" in told
+
+
+def test_what_is_in_the_names_of_files_binds_nothing():
+    one = compare_parser().parse_args(["--algos=gigpo,grpo", "--seeds=2", "--workers=1"])
+    other = compare_parser().parse_args(["--algos=gigpo,rloo", "--seeds=5", "--env-steps=9"])
+    assert _settings(one) == _settings(other)

@@ -1,5 +1,6 @@
 """The sweep survives kill -9, and the same command goes on with it."""
 
+import importlib
 import json
 import os
 import signal
@@ -9,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from rllib_gigpo import GiGPO
+from rllib_gigpo.recording.folder import RunFolder, read_lines
 
 _SCRIPT = Path(__file__).parents[2] / "tuned_examples" / "sweep_gigpo.py"
 _PATIENCE_S = 300
@@ -67,17 +71,67 @@ def test_goes_on_after_a_kill(tmp_path: Path):
     assert (folder / "heat_map.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.examples
-@pytest.mark.ray
-@pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("scheduler", ["asha", "pbt"])
-def test_the_schedulers_sweep(scheduler: str, tmp_path: Path, monkeypatch, capsys):
-    import importlib
-
+def _sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[Path]:
+    """Sweep two trials in this process, and return their folders."""
     monkeypatch.syspath_prepend(str(_SCRIPT.parent))
     module = importlib.import_module("sweep_gigpo")
-    results = str(tmp_path / "sweep")
-    module.main(["--smoke", "--seeds=1", "--scheduler", scheduler, "--results", results])
+    module.main(["--smoke", "--seeds=1", *arguments, "--results", str(folder)])
+    return [file.parent for file in (folder / "trials").glob("GiGPO_*/result.json")]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    "scheduler",
+    # Population-based training does all that ASHA does, and copies trials besides.
+    [pytest.param("asha", marks=pytest.mark.slow), pytest.param("pbt", marks=pytest.mark.examples)],
+)
+def test_the_schedulers_sweep(scheduler: str, tmp_path: Path, monkeypatch, capsys):
+    trials = _sweep(tmp_path / "sweep", monkeypatch, "--scheduler", scheduler)
     assert "env_runners/success_rate over 1 seeds" in capsys.readouterr().out
     # Two omegas, or a population of two.
-    assert len(list((tmp_path / "sweep" / "trials").glob("GiGPO_*/result.json"))) == 2
+    assert len(trials) == 2
+
+
+def test_another_sweep_is_refused_in_the_same_folder(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(_SCRIPT.parent))
+    module = importlib.import_module("sweep_gigpo")
+    # It stops at once, where training would begin.
+    monkeypatch.setattr(module, "tuner", lambda args, folder: 1 / 0)
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: True)
+    for concurrent in ("1", "2"):
+        with pytest.raises(ZeroDivisionError):
+            module.main([f"--results={tmp_path}", f"--concurrent={concurrent}"])
+    with pytest.raises(ValueError, match="holds results with env='KeyDoor', not 'Sokoban'"):
+        module.main([f"--results={tmp_path}", "--env=Sokoban"])
+
+
+def test_an_engine_takes_the_share_that_was_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(_SCRIPT.parent))
+    module = importlib.import_module("sweep_gigpo")
+    args = module.parse(
+        ["--engine=vllm", "--gpus-per-engine=0.5", "--gpus-per-learner=0.5", "--smoke"]
+    )
+    request = GiGPO.default_resource_request(module.sweep_config(args))
+    # The trial itself with its learner, and the engine beside it.
+    assert [dict(bundle) for bundle in request.bundles] == [
+        {"CPU": 0.5, "GPU": 0.5},
+        {"CPU": 1.0, "GPU": 0.5},
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.usefixtures("local_ray")
+def test_each_trial_has_an_engine_of_its_own(tmp_path: Path, monkeypatch):
+    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
+        pytest.importorskip("vllm")
+    arguments = ["--engine=vllm", "--cpus-per-engine=0.5"]
+    trials = _sweep(tmp_path / "sweep", monkeypatch, *arguments)
+    assert len(trials) == 2
+    for trial in trials:
+        rows = read_lines(RunFolder(trial).rollout_file(2))
+        # The second iteration was played with the weights of the trial's own first update.
+        assert {row["weight_version"] for row in rows} == {1}
+        assert len(read_lines(RunFolder(trial).metrics)) == 2

@@ -17,6 +17,7 @@ from rllib_gigpo.check.small_copy import small_copy
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.models import load_causal_lm, load_tokenizer, materialize
 from rllib_gigpo.validation import setting_faults
+from tests.dial_worlds import ROWS
 from tests.tiny_runs import tiny_config
 
 
@@ -101,6 +102,19 @@ def test_a_response_that_cannot_fit_is_a_fault():
     texts = [f.text for f in model_part(config) if f.state == "FAULT"]
     assert len(texts) == 1
     assert "max_response_tokens=2: raise it" in texts[0]
+
+
+def test_actions_that_the_tokenizer_loses_are_a_fault():
+    # Words of the tiny model are joined by blanks: `{ " name " : ...` names no tool.
+    config = tiny_config(num_groups=1).environment(
+        "trl:tests.dial_worlds:DialEnv", env_config={"rows": ROWS, "won_reward": 1.0}
+    )
+    config.llm(max_prompt_tokens=1024, max_response_tokens=64)
+    (fault,) = [finding for finding in model_part(config) if finding.state == "FAULT"]
+    assert "possible responses lose their action in the model's tokenizer" in fault.text
+    assert '{ " name " :' in fault.text
+    # What KeyDoor wants said is words.
+    assert all(finding.state == "ok" for finding in model_part(tiny_config()))
 
 
 def test_a_model_that_is_not_there_is_a_fault(tmp_path: Path):

@@ -123,6 +123,10 @@ class TestRunFolder:
         with pytest.raises(ValueError, match=r"holds 2 runs, choose one:\n.*trial_1\n.*trial_2"):
             open_run(tmp_path)
 
+    def test_a_single_run_below_is_meant(self, tmp_path):
+        write_run(tmp_path / "trials" / "GiGPO_1")
+        assert open_run(tmp_path).path == tmp_path / "trials" / "GiGPO_1"
+
     def test_says_what_is_missing(self, tmp_path):
         with pytest.raises(ValueError, match=r"holds no run\.json"):
             open_run(tmp_path)

@@ -1,0 +1,126 @@
+"""What a tuned example leaves behind, and that its command goes on with it."""
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rllib_gigpo.recording.folder import read_lines
+from rllib_gigpo.report.data import open_run
+from rllib_gigpo.trained import find_checkpoint, trained_as
+from tests.ray_runs import run_config
+from tests.tiny_runs import tiny_config
+
+_FOLDER = Path(__file__).parents[2] / "tuned_examples"
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(_FOLDER))
+    return importlib.import_module("_training")
+
+
+@pytest.fixture
+def parser(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
+    monkeypatch.syspath_prepend(str(_FOLDER))
+    shared = importlib.import_module("_shared")
+    return shared.example_parser(
+        "Fragile", iterations=2, best_return=9.0, evaluation_interval=0, tasks=2
+    )
+
+
+def test_checkpoints_are_written_unless_one_says_otherwise(parser: argparse.ArgumentParser):
+    args = parser.parse_args([])
+    assert (args.checkpoint_freq, args.checkpoint_at_end) == (10, True)
+    assert parser.parse_args(["--checkpoint-freq=0"]).checkpoint_freq == 0
+
+
+def test_a_folder_belongs_to_its_arguments(training, parser, tmp_path: Path):
+    def claim(*arguments: str) -> None:
+        training.claim(tmp_path / "run", parser.parse_args([*arguments, "--results=ignored"]))
+
+    claim("--omega=1")
+    # Nothing was trained yet: a command with a mistake may be mended.
+    claim("--omega=0.5")
+    trial = tmp_path / "run" / "trials" / "GiGPO_x"
+    trial.mkdir(parents=True)
+    (trial / "result.json").write_text("{}\n")
+    # What is the machine's alone does not matter.
+    claim("--omega=0.5", "--num-cpus=3")
+    with pytest.raises(ValueError, match=r"holds results with omega=0\.5, not 1\.0: name another"):
+        claim("--omega=1")
+    with pytest.raises(ValueError, match="leave it out; --results names the folder"):
+        claim("--omega=0.5", "--output=/tmp/x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "expected"),
+    [
+        # A learner takes a GPU where there is one for each.
+        ([], 0, (0, 0)),
+        ([], 1, (0, 1)),
+        (["--num-learners=2"], 1, (2, 0)),
+        (["--num-learners=2"], 2, (2, 1)),
+        (["--num-gpus-per-learner=0.5"], 8, (0, 0.5)),
+    ],
+)
+def test_learners_take_the_gpus_that_are_there(arguments, gpus, expected, training, parser):
+    config = training.with_arguments(tiny_config(), parser.parse_args(arguments), gpus=gpus)
+    assert (config.num_learners, config.num_gpus_per_learner) == expected
+
+
+def test_runners_and_evaluation_follow_rllibs_arguments(training, parser):
+    arguments = ["--num-env-runners=3", "--evaluation-interval=5", "--evaluation-duration=7"]
+    config = training.with_arguments(tiny_config(), parser.parse_args(arguments), gpus=0)
+    found = (config.num_env_runners, config.evaluation_interval, config.evaluation_duration)
+    assert found == (3, 5, 7)
+
+
+@pytest.mark.examples
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_the_same_command_goes_on(training, parser, warm_model, tmp_path: Path, capsys):
+    flag, folder = tmp_path / "flag", tmp_path / "run"
+    args = parser.parse_args([f"--results={folder}", "--checkpoint-freq=1", "--verbose=0"])
+
+    def break_after_the_first_iteration(algorithm, result, **_):
+        if result["training_iteration"] == 1:
+            Path(algorithm.config.env_config["flag"]).write_text("raise")
+
+    def train() -> None:
+        config = run_config(warm_model, flag=flag)
+        training.train(config.callbacks(on_train_result=break_after_the_first_iteration), args)
+
+    # The environment breaks in the second iteration, once.
+    with pytest.raises(Exception, match="the key broke"):
+        train()
+    told = capsys.readouterr().out
+    assert f"rllib-gigpo view {folder}\n" in told
+    run = open_run(folder)
+    assert [line["iteration"] for line in read_lines(run.metrics)] == [1]
+
+    train()
+    told = capsys.readouterr().out
+    assert "going on with the run in" in told
+    assert f"rllib-gigpo report {folder}\n" in told
+    # The same run in the same folder, from the checkpoint of its first iteration.
+    assert open_run(folder).path == run.path
+    assert [line["iteration"] for line in read_lines(run.metrics)] == [1, 2]
+    assert len(json.loads(run.run.read_text())["starts"]) == 2
+    checkpoint = find_checkpoint(folder)
+    assert checkpoint is not None
+    assert trained_as(checkpoint).env == "Fragile"
+
+
+@pytest.mark.examples
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_without_tune_there_is_a_run_folder_too(training, parser, tmp_path: Path, capsys):
+    args = parser.parse_args([f"--results={tmp_path}", "--no-tune", "--stop-iters=1"])
+    training.train(tiny_config(), args)
+    assert "1/1 " in capsys.readouterr().out
+    assert len(read_lines(open_run(tmp_path).metrics)) == 1
+    assert find_checkpoint(tmp_path) == tmp_path / "checkpoint_000001"
