@@ -198,8 +198,9 @@ class ServingSettings(SettingsBase):
         """Set the evaluation panel.
 
         Args:
-            evaluation_task_seeds: Reset seeds of the panel; None draws `evaluation_duration` odd
-                seeds (training draws even ones), the same in every run and on every machine.
+            evaluation_task_seeds: Reset seeds of the panel; None draws `evaluation_duration` of
+                them, never those of a training task, and the same in every run and on every
+                machine.
             evaluation_samples_per_task: Episodes per task (k).
             **kwargs: RLlib's evaluation settings; `evaluation_duration` counts tasks.
         """
