@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
 from ray.rllib.utils.annotations import override
 
@@ -203,7 +203,7 @@ class LearnerActors(WatchedActors):
         raise LearnerError(self.what_failed)
 
 
-_DIED = "died: its process was killed or ran out of memory (its log says more)"
+_DIED = "died: its process was killed (its log or the kernel's says by whom)"
 
 
 def _fault_of(call: Any) -> str | None:
@@ -212,6 +212,8 @@ def _fault_of(call: Any) -> str | None:
         answer = ray.get(call)
     except RayTaskError as error:
         return f"failed: {error.cause}"
+    except OutOfMemoryError as error:  # Ray's monitor ended it
+        return f"failed: {error}"
     except RayError:
         return _DIED
     return f"failed: {answer.text}" if isinstance(answer, _Failed) else None

@@ -57,7 +57,7 @@ def test_a_learner_that_cannot_be_built_ends_the_start(tmp_path):
     ("fault", "told"),
     [
         ("raise", "failed: ZeroDivisionError: learner 1 broke"),
-        ("kill", "died: its process was killed or ran out of memory"),
+        ("kill", "died: its process was killed"),
         ("stop", "gave no sign of life for 15 s"),
     ],
 )
