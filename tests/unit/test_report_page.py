@@ -220,6 +220,9 @@ ATTACKS = [
 ]
 
 
+STRANGE = ["", "x" * 300, 0, -1e300, True, None, [], ["a", [1]], {}, {"a": {"b": [None]}}]
+
+
 def test_pictures_are_drawn(chromium, tmp_path):
     folder = write_run(tmp_path, iterations=1)
     names = ["a" * 32, "b" * 32]
@@ -249,6 +252,8 @@ class TestStrangers:
         append_line(
             folder.metrics, metrics_line(1, learners={attack: {"kl": 1.0}}, advantages={attack: {}})
         )
+        event = {"iteration": 1, **dict.fromkeys(("kind", "message", "time", "signal"), attack)}
+        append_line(folder.events, {**event, "worst": [{"last_response": attack}]})
         texts_of = ("prompt", "response", "action", "task", "observation", "task_id", "agent",
                     "anchor_text", "last_observation", "finish_reason", "module")  # fmt: skip
         rows = [{**row, **dict.fromkeys(texts_of, attack)} for row in recorded_rows().rows]
@@ -261,6 +266,26 @@ class TestStrangers:
         assert chromium.js("document.querySelector('#viewer .response').textContent") == attack
         assert chromium.js("document.querySelectorAll('iframe, base, #explorer svg').length") == 0
         assert len(chromium.requests) == 1
+        assert chromium.logs == []
+
+    @pytest.mark.parametrize("strange", STRANGE, ids=repr)
+    def test_a_page_of_strange_values_is_a_page(self, strange, chromium, tmp_path):
+        run = {**dict.fromkeys(RUN, strange), "run_id": "abc"}
+        folder = write_run(tmp_path, iterations=0, run=run)
+        line = {**dict.fromkeys(metrics_line(1), strange), "iteration": 1}
+        append_line(folder.metrics, line)
+        told = dict.fromkeys(("iteration", "kind", "message"), strange)
+        append_line(folder.events, {**told, "worst": [strange]})
+        append_line(folder.evaluations, {"iteration": strange, "env_runners": strange})
+        kept = ("group", "member", "turn", "step", "agent", "module")
+        rows = [
+            {name: value if name in kept else strange for name, value in row.items()}
+            for row in recorded_rows().rows
+        ]
+        write_lines(folder.rollout_file(1), rows)
+        chromium.logs.clear()
+        chromium.open(write_report(tmp_path).as_uri())
+        assert chromium.js("document.querySelectorAll('#viewer h3').length") > 0
         assert chromium.logs == []
 
     def test_even_markup_that_got_out_would_not_run(self, report):

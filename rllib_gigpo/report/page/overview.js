@@ -117,7 +117,8 @@ function drawEvents(data) {
   body.hidden = events.length === 0;
   const header = ["group", "member", "return", "steps", "invalid actions", "last response"];
   replace(body, element("h2", {}, "Events"), ...events.map((event) => {
-    const worst = (Array.isArray(event.worst) ? event.worst : []).map((one) => [
+    const listed = Array.isArray(event.worst) ? event.worst : [];
+    const worst = listed.filter((one) => one !== null && typeof one === "object").map((one) => [
       shown(one.group), shown(one.member), readable(one.return), shown(one.steps),
       shown(one.invalid_actions), shown(one.last_response),
     ]);
