@@ -31,13 +31,12 @@ def is_whole(value: Any, least: int = 0, most: int = LARGEST_COUNT) -> bool:
 
 def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
     """Whether a value is a finite number in a range; True and False are none."""
-    return (
-        isinstance(value, NUMBER_TYPES)
-        and not isinstance(value, bool)
-        # Compared first: a whole number may be too large for a float.
-        and -_LARGEST_NUMBER <= value <= _LARGEST_NUMBER
-        and low <= value <= high
-    )
+    if not isinstance(value, NUMBER_TYPES) or isinstance(value, bool):
+        return False
+    # A whole number may be too large for a float.
+    if not -_LARGEST_NUMBER <= value <= _LARGEST_NUMBER:
+        return False
+    return bool(low <= value <= high)
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -147,9 +147,8 @@ class Watchdog(RLlibCallback):
         algorithm, left = self._algorithm, self._algorithm.num_updates
         self._best.restore(algorithm)
         factor = algorithm.config.rollback_lr_factor**self.rollbacks
-        for answer in algorithm.learner_group.foreach_learner(
-            methodcaller("set_lr_factor", factor)
-        ):
+        learners: Any = algorithm.learner_group
+        for answer in learners.foreach_learner(methodcaller("set_lr_factor", factor)):
             answer.get()
         self._known, self.alarms = set(), []
         message = f"rolled back from iteration {left} to {best}; learning rates times {factor:g}"
