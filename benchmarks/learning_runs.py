@@ -6,10 +6,11 @@ taught the response format (KeyDoor) or a little of an expert's play (Sokoban).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,8 +128,13 @@ class Run:
 
     @property
     def file(self) -> str:
-        """Name of its result file."""
-        return f"{self.task}-{self.preset}-{self.seed}-{self.budget}.json"
+        """Name of its result file, which changes with the settings of the run."""
+        return f"{self.task}-{self.preset}-{self.seed}-{self._fingerprint()}.json"
+
+    def _fingerprint(self) -> str:
+        task = replace(TASKS[self.task], presets=(), budget=self.budget, profile=None)
+        settings = (task, TRAINING, EPISODES, PRESETS[self.preset].settings)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()[:8]
 
 
 def base_config(task: Task, seed: int) -> GiGPOConfig:

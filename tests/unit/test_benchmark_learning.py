@@ -1,6 +1,7 @@
 """The learning benchmark's statistics by hand, its plan, and what it makes of finished runs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,19 @@ class TestPlan:
         assert {"gigpo", "gigpo_no_std", "gigpo_no_episode", "gigpo_no_step", "grpo", "rloo"} == {
             *CORE
         }
+
+    def test_a_finished_run_of_other_settings_is_not_taken_for_this_one(self, monkeypatch):
+        run = Run("KeyDoor", "grpo", 0, 50_000)
+        names = {
+            run.file,
+            Run("KeyDoor", "grpo", 0, 60_000).file,
+            Run("KeyDoor", "rloo", 0, 1).file,
+        }
+        changed = replace(TASKS["KeyDoor"], training={"lr": 0.5})
+        monkeypatch.setitem(TASKS, "KeyDoor", changed)
+        assert len({*names, run.file}) == 4
+        monkeypatch.undo()
+        assert run.file in names
 
     def test_goes_seed_by_seed_and_plays_twins_once(self):
         assert twin_of("grpo") == twin_of("gigpo_no_step") == "gigpo_no_step"
