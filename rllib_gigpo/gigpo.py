@@ -43,6 +43,7 @@ from rllib_gigpo.recording.recorder import RunRecorder
 from rllib_gigpo.rollout import Episode, GroupTask
 from rllib_gigpo.rows import RowData, episodes_to_batch, modules_of
 from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.vocabularies import check_vocabularies
 from rllib_gigpo.watched_actors import WatchedActors
 from rllib_gigpo.watching import Watchdog
 from rllib_gigpo.weight_sync import WeightSync
@@ -90,6 +91,7 @@ class GiGPO(WholeCheckpoints):
         self.recorder: RunRecorder | None = None
         self.watchdog: Watchdog | None = None
         check_name(self.get_default_config(), config)
+        check_vocabularies(config)
         with naming_memory("setup", config):
             super().setup(config)
         trains_locally = self.env_runner_group.num_remote_workers() == 0

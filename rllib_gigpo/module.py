@@ -13,15 +13,10 @@ from ray.rllib.utils.numpy import convert_to_numpy
 
 from rllib_gigpo import lora, sharding
 from rllib_gigpo.critic import CriticKind, ValueHead
-from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.models import (
     ModelSpec,
-    check_vocabulary,
     load_causal_lm,
-    load_generation_config,
-    load_tokenizer,
     materialize,
-    stop_token_ids,
 )
 from rllib_gigpo.recompute import allow_recompute, recompute_layers
 from rllib_gigpo.sequences import (
@@ -75,7 +70,6 @@ class CausalLMModule(TorchRLModule):
                 self.reference = load_causal_lm(path, dtype=torch.float32).requires_grad_(False)
         check_output_layer(self.lm)
         self.sight: Sight | None = load_sight(path)
-        self._check_vocabulary(path)
         is_frozen = self.model_config.get("freeze_vision_tower", False)
         if is_frozen and self.sight is None:
             raise ValueError(
@@ -100,15 +94,6 @@ class CausalLMModule(TorchRLModule):
                 allow_recompute(model)
         self._device: torch.device | None = None
         self._gathered: dict[str, Any] | None = None
-
-    def _check_vocabulary(self, path: str) -> None:
-        tokenizer = load_tokenizer(path)
-        prompt = encode_chat(
-            tokenizer, [{"role": "user", "content": "question"}], sight=self.sight
-        ).ids
-        ends = stop_token_ids(tokenizer, load_generation_config(path))
-        rows = self.lm.get_input_embeddings().weight.shape[0]
-        check_vocabulary(tokenizer, [*prompt, *ends], rows, path)
 
     def shard(self, device: torch.device, *, offload_to_cpu: bool = False) -> None:
         """Spread the models over all learners; the value head, which is small, stays whole.

@@ -142,6 +142,12 @@ def class_for(config: transformers.PreTrainedConfig) -> Any:
     return transformers.AutoModelForCausalLM
 
 
+def number_of_embeddings(path: str) -> int:
+    """Return how many tokens the language model of a folder or id has embeddings for."""
+    config = _load(transformers.AutoConfig.from_pretrained, "model config", path)
+    return int(config.get_text_config().vocab_size)
+
+
 def load_generation_config(path: str) -> transformers.GenerationConfig:
     """Load the generation settings of a folder or id, from its config where it has no own file."""
     try:

@@ -61,10 +61,10 @@ def load_episode(path: str | Path, *, group: int = 0, member: int = 0) -> Record
     rows = _read(path)
     found = [row for row in rows if row.get("group") == group and row.get("member") == member]
     if not found:
-        known = sorted({(row.get("group"), row.get("member")) for row in rows}, key=str)
+        known = sorted({str((row.get("group"), row.get("member"))) for row in rows})
         raise ValueError(
             f"{path} has no member {member} of group {group}: it has (group, member) "
-            f"{', '.join(map(str, known[:20]))}"
+            f"{', '.join(known[:20])}"
         )
     for row in found:
         _check_row(row, path)

@@ -79,13 +79,13 @@ def same_rows(one: Any, other: Any) -> bool:
 def test_without_a_chat_template_nothing_starts(copy):
     (copy / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match=r"has no chat template: use the model's instruct version"):
-        build_learner(config_of(copy))
+        config_of(copy).build_algo()
 
 
 def test_with_neither_pad_nor_end_token_nothing_starts(copy):
     edit(copy / "tokenizer_config.json", pad_token=None, eos_token=None)
     with pytest.raises(ValueError, match=r"neither a pad token nor an end token: set pad_token"):
-        build_learner(config_of(copy))
+        config_of(copy).build_algo()
 
 
 def test_a_missing_pad_token_changes_nothing(copy):
@@ -155,7 +155,7 @@ def test_a_token_beyond_the_embedding_in_the_template_lets_nothing_start(copy):
     tokenizer.save_pretrained(copy)
     message = rf"writes '<turn>', token {VOCABULARY}, but the model has embeddings for {VOCABULARY}"
     with pytest.raises(ValueError, match=message):
-        build_learner(config_of(copy))
+        config_of(copy).build_algo()
 
 
 # Weights -----------------------------------------------------------------------------------------

@@ -256,9 +256,9 @@ class TestBatches:
         with pytest.raises(ValueError, match="learns from rows"):
             build_learner().update(training_data=TrainingData(episodes=[]), timesteps={})
 
-    def test_rows_of_a_policy_that_is_not_trained_are_left_alone(self):
+    def test_a_run_that_trains_nobody_is_refused(self):
         config = tiny_config().multi_agent(policies_to_train=[])
-        with pytest.raises(ValueError, match="to be trained"):
+        with pytest.raises(ValueError, match="nothing would be trained"):
             update(build_learner(config), random_rows())
 
     def test_an_unknown_module_raises(self):

@@ -190,6 +190,7 @@ class TestServer:
             assert json.loads(ask(server, "/state")[1]) == {
                 "last": 2,
                 "evaluations": 0,
+                "events": 0,
                 "iterations": [1, 2],
             }
             fresh = json.loads(ask(server, "/run?after=1")[1])

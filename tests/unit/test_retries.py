@@ -24,15 +24,16 @@ class Stage(GiGPO):
             delay_between_env_runner_restarts_s=0.0, max_dropped_share=0.0, max_abandoned_threads=0
         )
         self.rounds, self.is_up = list(rounds), list(is_up)
-        self.asked, self.syncs = [], 0
+        self.asked, self.repeats = [], 0
+        self.weights = SimpleNamespace(repeat=self._repeat)
 
     def _play_round(self, runners, tasks):
         self.asked.append([task.group for task in tasks])
         groups = self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
         return [Played(tuple(share), Rollout([])) for share in groups]
 
-    def _sync_weights(self):
-        self.syncs += 1
+    def _repeat(self):
+        self.repeats += 1
 
     def restore_env_runners(self, runners):
         up = self.is_up.pop(0) if len(self.is_up) > 1 else self.is_up[0]
@@ -41,13 +42,13 @@ class Stage(GiGPO):
     def cleanup(self): ...
 
     def perform(self) -> None:
-        self.play(SimpleNamespace(healthy_worker_ids=list), TASKS)
+        self.play(SimpleNamespace(healthy_worker_ids=list, num_remote_workers=lambda: 2), TASKS)
 
 
 def test_all_groups_in_one_round():
     stage = Stage([[(0, 1), (2,)]])
     stage.perform()
-    assert (stage.asked, stage.syncs) == ([[0, 1, 2]], 0)
+    assert (stage.asked, stage.repeats) == ([[0, 1, 2]], 0)
 
 
 def test_the_groups_of_a_dead_runner_are_played_again():
@@ -59,7 +60,7 @@ def test_the_groups_of_a_dead_runner_are_played_again():
 def test_a_runner_without_the_weights_gets_them():
     stage = Stage([[(), (0, 1)], [(2,)]])
     stage.perform()
-    assert (stage.asked, stage.syncs) == ([[0, 1, 2], [2]], 1)
+    assert (stage.asked, stage.repeats) == ([[0, 1, 2], [2]], 1)
 
 
 def test_a_slow_restart_is_waited_for():

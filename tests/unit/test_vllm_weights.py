@@ -40,8 +40,8 @@ def test_unfitting_weights_are_named(tensors: dict[str, torch.Tensor], message: 
 @pytest.mark.parametrize(
     ("settings", "cure"),
     [
-        ({"max_model_len": 0}, "max_model_len is 0"),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"max_model_len": 0}, "max_model_len=0: expected a whole number"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0: expected a whole number"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
         ({"tensor_parallel_size": 4, "num_gpus": 2}, "set num_gpus=4"),
         ({"enable_sleep_mode": True}, "set num_gpus"),
