@@ -78,7 +78,7 @@ EPISODES = 128
 TASKS = {
     task.name: task
     for task in (
-        Task("KeyDoor", "KeyDoor", FAMILY, budget=50_000, training={"num_minibatches": 20}),
+        Task("KeyDoor", "KeyDoor", FAMILY, budget=50_000),
         # Different cells look alike, so one anchor state mixes several and A_S alone misleads.
         Task(
             "KeyDoorLocal",
