@@ -91,7 +91,6 @@ class GiGPO(WholeCheckpoints):
         self.recorder: RunRecorder | None = None
         self.watchdog: Watchdog | None = None
         check_name(self.get_default_config(), config)
-        check_vocabularies(config)
         with naming_memory("setup", config):
             super().setup(config)
         trains_locally = self.env_runner_group.num_remote_workers() == 0
@@ -101,6 +100,7 @@ class GiGPO(WholeCheckpoints):
         for error in (e for g in groups for e in g.foreach_env_runner(_env_error)):
             if error is not None:
                 raise RuntimeError(error)
+        check_vocabularies(self.config)
         for group in groups:
             group._worker_manager = WatchedActors.take_over(
                 group._worker_manager, self.config.heartbeat_timeout_s
