@@ -19,6 +19,7 @@ from envs.search.client import HttpRetriever, _read_result
 from envs.search.retrievers import RetrieverError
 from envs.search.server import BadRequestError, RetrieverServer, read_request
 from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError
+from tests.serving import running
 from tests.strange_values import DEEP, VALUES
 
 FAST = settings(suppress_health_check=list(HealthCheck), max_examples=30)
@@ -195,17 +196,8 @@ class Nothing:
         return [[] for _ in queries]
 
 
-@contextlib.contextmanager
-def retriever_server(**settings: Any) -> Iterator[RetrieverServer]:
-    server = RetrieverServer(Nothing(), port=0, **settings)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def retriever_server(**settings: Any) -> contextlib.AbstractContextManager[RetrieverServer]:
+    return running(RetrieverServer(Nothing(), port=0, **settings))
 
 
 def sent(server: RetrieverServer, request: bytes) -> bytes:

@@ -4,8 +4,6 @@ import http.client
 import json
 import pickle
 import re
-import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from rllib_gigpo.report import RunServer, report_html, write_report
 from rllib_gigpo.report.build import embedded, spread_order
 from rllib_gigpo.report.data import open_run, rollout_data
 from tests.recorded import RUN, add_iteration, recorded_rows, write_run
+from tests.serving import running
 
 
 def blocks(html: str) -> dict[str, str]:
@@ -153,17 +152,8 @@ class TestRunFolder:
             report_html(folder)
 
 
-@contextmanager
 def serving(path, **kwargs):
-    server = RunServer(path, **kwargs)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return running(RunServer(path, **kwargs))
 
 
 def ask(server: RunServer, path: str, host: str | None = None, method: str = "GET"):

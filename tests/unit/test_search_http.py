@@ -20,18 +20,7 @@ from envs.search.retrievers import BM25Retriever, RetrieverError
 from envs.search.server import RetrieverServer
 from envs.search.sharing import shared_retriever
 from envs.search.world import generated_world
-
-
-@contextlib.contextmanager
-def running(server):
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
+from tests.serving import running
 
 
 class NamesRetriever:
