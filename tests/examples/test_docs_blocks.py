@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
 _PAGES = [_ROOT / "README.md", *sorted(_DOCS.rglob("*.md"))]
 _BLOCK = re.compile(
-    r"(?:<!-- run: (?P<name>[^>]+) -->\n)?^```(?P<kind>[\w{}-]*)\n(?P<code>.*?)^```$",
+    r"(?:<!-- run: (?P<name>[^>]+) -->\n)?^```(?P<kind>[\w{}-]*)(?: [^\n]*)?\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -44,6 +44,13 @@ _NOT_RUN: dict[str, str] = {}
 def test_marks_are_followed_by_a_block():
     marks = sum(page.read_text().count("<!-- run: ") for page in _PAGES[1:])
     assert marks == len(_WHOLE) > 0
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+def test_every_fence_belongs_to_one_block(page: Path):
+    text = page.read_text()
+    fences = re.findall("^```", text, re.MULTILINE)
+    assert len(fences) == 2 * len(list(_BLOCK.finditer(text)))
 
 
 @pytest.mark.examples
