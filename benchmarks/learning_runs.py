@@ -78,8 +78,8 @@ EPISODES = 128
 TASKS = {
     task.name: task
     for task in (
-        # With ten minibatches a run may still not have left its start when the budget ends, and then
-        # the seed decides, not the preset.
+        # With ten minibatches some runs have not left their start when the budget ends, and the
+        # seed decides instead of the preset.
         Task("KeyDoor", "KeyDoor", FAMILY, budget=50_000, training={"num_minibatches": 20}),
         # Different cells look alike, so one anchor state mixes several and A_S alone misleads.
         Task(
