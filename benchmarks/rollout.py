@@ -40,7 +40,8 @@ from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines.base import Engine, Request, Sampling, generate_batch
 from rllib_gigpo.games import Game
 from rllib_gigpo.models import ModelSpec, load_causal_lm, load_tokenizer, materialize
-from rllib_gigpo.rollout import GroupTask, RolloutSettings, play_groups
+from rllib_gigpo.rollout import play_groups
+from rllib_gigpo.rollout_types import GroupTask, RolloutSettings
 from rllib_gigpo.stepping import Stepper, StepSettings
 
 POLICY = "default_policy"

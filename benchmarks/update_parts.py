@@ -28,6 +28,7 @@ from rllib_gigpo.models import ModelSpec, load_causal_lm, materialize
 from rllib_gigpo.objective import Objective, StepTotals
 from rllib_gigpo.rows import complete_batch, object_array
 from rllib_gigpo.sequences import MicroBatch, pack, response_logps
+from rllib_gigpo.update_rows import step_rows
 
 MODEL = "smollm2-135m"
 _GIB = 2**30
@@ -90,11 +91,11 @@ def build(settings: GiGPOConfig) -> Any:
     return settings.build_learner(spaces={DEFAULT_MODULE_ID: (TextSpace(), TextSpace())})
 
 
-def step_rows(learner: Any, rows: SampleBatch) -> SampleBatch:
+def rows_of_step(learner: Any, rows: SampleBatch) -> SampleBatch:
     """Prepare the rows of the one optimizer step of an update."""
     learner.before_gradient_based_update(timesteps={})
     learner._prepare(DEFAULT_MODULE_ID, rows)
-    return learner._step_rows(DEFAULT_MODULE_ID, rows, np.arange(len(rows["group"])))
+    return step_rows(learner.config, rows, np.arange(len(rows["group"])))
 
 
 class BareLoop:
@@ -129,7 +130,7 @@ def floor(rows: int, prompt: int, response: int, repeats: int) -> dict[str, Any]
     """Optimizer steps of the learner and of the bare loop in turns, on the same micro-batches."""
     budget = rows // 2 * (prompt + response)
     learner = build(config(prompt, response, budget))
-    chosen: Any = step_rows(learner, batch(rows, prompt, response))
+    chosen: Any = rows_of_step(learner, batch(rows, prompt, response))
     bare = BareLoop(pack(chosen["prompt_ids"], chosen["response_ids"], budget), chosen["advantage"])
 
     def ours() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rllib_gigpo.env_runner import Played
-from rllib_gigpo.rollout import Episode
+from rllib_gigpo.rollout_types import Episode
 from rllib_gigpo.rows import agent_episodes
 
 

@@ -34,7 +34,8 @@ from rllib_gigpo.models import (
     stop_token_ids,
 )
 from rllib_gigpo.out_of_memory import is_out_of_memory, sentence
-from rllib_gigpo.rollout import Episode, GroupTask, Rollout, RolloutSettings, Voice, play_groups
+from rllib_gigpo.rollout import play_groups
+from rllib_gigpo.rollout_types import Episode, GroupTask, Rollout, RolloutSettings, Voice
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.stepping import Stepper
 from rllib_gigpo.vision.sight import load_sight

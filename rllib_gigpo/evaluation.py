@@ -8,7 +8,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_gigpo.metrics import episode_metrics, episode_return
-from rllib_gigpo.rollout import Episode, GroupTask
+from rllib_gigpo.rollout_types import Episode, GroupTask
 from rllib_gigpo.seeding import derive_seed
 
 if TYPE_CHECKING:

@@ -7,16 +7,12 @@ One iteration:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
-import ray
-from ray import cloudpickle
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import ALL_MODULES
 from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -32,17 +28,18 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
-from rllib_gigpo.collect import Collected, collect, token_counts
+from rllib_gigpo.collect import Collected, token_counts
 from rllib_gigpo.config import GiGPOConfig
-from rllib_gigpo.env_runner import LLMEnvRunner, Played
+from rllib_gigpo.env_runner import LLMEnvRunner
+from rllib_gigpo.group_player import GroupPlayer, local_runner
 from rllib_gigpo.learner import PHASES
 from rllib_gigpo.learner_report import check_skipped
 from rllib_gigpo.metrics import episode_metrics, step_group_metrics
 from rllib_gigpo.out_of_memory import naming_memory
 from rllib_gigpo.recording.recorder import RunRecorder
-from rllib_gigpo.rollout import Episode, GroupTask
+from rllib_gigpo.rollout_types import Episode, GroupTask
 from rllib_gigpo.rows import RowData, episodes_to_batch, modules_of
-from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.sampler import Sampler
 from rllib_gigpo.vocabularies import check_vocabularies
 from rllib_gigpo.watched_actors import WatchedActors
 from rllib_gigpo.watching import Watchdog
@@ -51,22 +48,14 @@ from rllib_gigpo.whole_checkpoints import WholeCheckpoints
 
 T = TypeVar("T")
 
-_FAILED_ROUNDS = 10
-_RESTART_S = 600.0
-
-
-class _Ahead(NamedTuple):
-    """Episodes that are being played before their iteration begins."""
-
-    iteration: int
-    collected: Future[Collected]
-
 
 class GiGPO(WholeCheckpoints):
     """Group-in-Group Policy Optimization.
 
     Attributes:
         last_evaluation: Per episode of the last evaluation: seed, task id, member, won, return.
+        player: Plays groups of episodes on EnvRunners.
+        sampler: Samples the groups of every iteration.
         recorder: Writes the run folder; None where `recording(enabled=False)`.
         watchdog: Looks for collapse; None where `watchdog(enabled=False)`.
     """
@@ -85,8 +74,6 @@ class GiGPO(WholeCheckpoints):
     def setup(self, config: GiGPOConfig) -> None:
         """Build EnvRunners and learners; a local evaluation runner shares the local engine."""
         self.num_updates = 0
-        self._ahead: _Ahead | None = None
-        self._thread: ThreadPoolExecutor | None = None
         self.last_evaluation: list[dict[str, Any]] = []
         self.recorder: RunRecorder | None = None
         self.watchdog: Watchdog | None = None
@@ -95,7 +82,7 @@ class GiGPO(WholeCheckpoints):
             super().setup(config)
         trains_locally = self.env_runner_group.num_remote_workers() == 0
         if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
-            self.eval_env_runner.share_engine(_local(self.env_runner_group))
+            self.eval_env_runner.share_engine(local_runner(self.env_runner_group))
         groups = [g for g in (self.env_runner_group, self.eval_env_runner_group) if g is not None]
         for error in (e for g in groups for e in g.foreach_env_runner(_env_error)):
             if error is not None:
@@ -109,6 +96,8 @@ class GiGPO(WholeCheckpoints):
             self.weights = WeightSync(
                 self.config, groups, self.first_learner, self.learner_group.is_local
             )
+        self.player = GroupPlayer(self.config, self.weights, self.restore_env_runners)
+        self.sampler = Sampler(self.config, partial(self.player.play, self.env_runner_group))
         with naming_memory("sync", self.config):
             self._sync_weights()
         if self.config.record:
@@ -122,9 +111,9 @@ class GiGPO(WholeCheckpoints):
     @override(Algorithm)
     def cleanup(self) -> None:
         """Stop learners, EnvRunners and engines."""
-        thread = getattr(self, "_thread", None)
-        if thread is not None:
-            thread.shutdown(cancel_futures=True)
+        sampler = getattr(self, "sampler", None)
+        if sampler is not None:
+            sampler.close()
         recorder = getattr(self, "recorder", None)
         if recorder is not None:
             recorder.close()
@@ -151,20 +140,20 @@ class GiGPO(WholeCheckpoints):
         if self.watchdog is not None:
             self.watchdog.begin(self.num_updates)
         with self._timed("rollout"):
-            collected = self._collect(self.num_updates)
+            collected = self.sampler.collect(self.num_updates)
         with self._timed("grouping"):
             batch = self._to_rows(collected.training_episodes)
         self._log_rollout(collected, batch)
         self.weights.sleep()
         if self.config.max_staleness > 0:
-            self._play_ahead(self.num_updates + 1)
+            self.sampler.play_ahead(self.num_updates + 1)
         self._update(batch)
         if self.recorder is not None:
             self.recorder.keep(collected.training_episodes, batch)
-        if self._ahead is not None:
+        if self.sampler.is_ahead:
             # Weights change only while no request runs.
             with self._timed("wait_for_rollout"):
-                wait([self._ahead.collected])
+                self.sampler.wait()
         with self._timed("sync"):
             self._sync_weights()
 
@@ -179,41 +168,6 @@ class GiGPO(WholeCheckpoints):
         if self.watchdog is not None:
             self.watchdog.act()
 
-    def _collect(self, iteration: int) -> Collected:
-        """Return the episodes of an iteration, played ahead or now."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.iteration == iteration:
-            return ahead.collected.result()
-        return self._sample(iteration)
-
-    def _sample(self, iteration: int) -> Collected:
-        """Play an iteration's groups; in dynamic sampling, again for those that teach nothing.
-
-        Tasks are a function of the iteration and their number, so what is played depends on the
-        weights alone, and an iteration that is resumed is repeated exactly.
-        """
-        config, runners = self.config, self.env_runner_group
-        collected = self._play(runners, training_tasks(config, iteration))
-        played = config.num_groups
-        if config.dynamic_sampling:
-            for _ in range(config.max_sampling_rounds - 1):
-                useless = len(collected.dropped) + len(collected.uniform_groups())
-                missing = config.num_groups - (played - useless)
-                if missing <= 0:
-                    break
-                more = training_tasks(config, iteration, first=played, count=missing)
-                collected = collected.joined(self._play(runners, more))
-                played += missing
-            collected = collected.choose(config.num_groups)
-        collected.check(played, config.max_dropped_share)
-        return collected
-
-    def _play_ahead(self, iteration: int) -> None:
-        """Start playing an iteration with the weights that the engines have now."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "rollout")
-        self._ahead = _Ahead(iteration, self._thread.submit(self._sample, iteration))
-
     def play(self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]) -> Collected:
         """Play groups on the runners of a group.
 
@@ -221,82 +175,9 @@ class GiGPO(WholeCheckpoints):
             RuntimeError: A rollout failed, no runner came back, or environments failed in more
                 groups than `max_dropped_share` allows.
         """
-        collected = self._play(runners, tasks)
+        collected = self.player.play(runners, tasks)
         collected.check(len(tasks), self.config.max_dropped_share)
         return collected
-
-    def _play(self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]) -> Collected:
-        """Play groups, spread over the runners as evenly as their number allows.
-
-        A group whose runner died is played again on another one. Episodes are a function of their
-        task and the weights alone, so a retry gives what was lost.
-
-        Raises:
-            RuntimeError: A rollout failed, or no runner came back.
-        """
-        waiting = {task.group: task for task in tasks}
-        reports: list[Played] = []
-        # Dying at every try is one thing, taking long to come back another.
-        failed_rounds, is_up, last_up = 0, True, time.monotonic()
-        while waiting:
-            played = self._play_round(runners, list(waiting.values()))
-            for report in played:
-                if report.error is not None:
-                    raise RuntimeError(f"the rollout failed: {report.error}")
-                for group in report.groups:
-                    waiting.pop(group, None)
-            reports += played
-            if any(report.groups for report in played):
-                failed_rounds = 0
-            elif is_up:
-                failed_rounds += 1
-            last_up = time.monotonic() if is_up else last_up
-            quiet_s = time.monotonic() - last_up
-            if failed_rounds >= _FAILED_ROUNDS or quiet_s > _RESTART_S:
-                raise RuntimeError(
-                    f"{len(waiting)} groups could not be played: EnvRunners failed {failed_rounds} "
-                    f"times in a row, the last one {quiet_s:.0f} s ago, and none is left; see "
-                    "their logs for why they died"
-                )
-            if any(not report.groups for report in played):
-                self._give_weights(runners)
-            elif waiting:
-                time.sleep(self.config.delay_between_env_runner_restarts_s)
-                is_up = bool(self.restore_env_runners(runners) or runners.healthy_worker_ids())
-        self._replace_worn(runners, reports)
-        return collect(reports)
-
-    def _give_weights(self, runners: EnvRunnerGroup) -> None:
-        """Give runners that lack the weights what the others have.
-
-        From a learner of its own they would come only after an update that is under way, and then
-        they would be others.
-        """
-        if runners.num_remote_workers() == 0:
-            self._sync_weights()
-        else:
-            self.weights.repeat()
-
-    def _play_round(self, runners: EnvRunnerGroup, tasks: list[GroupTask]) -> list[Played]:
-        if runners.num_remote_workers() == 0:
-            return [_local(runners).play(tasks, self.num_updates)]
-        ids = runners.healthy_worker_ids()
-        if not ids:
-            return []
-        shares = [share for share in spread(tasks, len(ids)) if share]
-        return runners.foreach_env_runner(
-            [_call("play", share, self.weights.version) for share in shares],
-            remote_worker_ids=ids[: len(shares)],
-            local_env_runner=False,
-        )
-
-    def _replace_worn(self, runners: EnvRunnerGroup, reports: Sequence[Played]) -> None:
-        """Replace remote runners in which too many hung environment calls have piled up."""
-        for report in reports:
-            worn = report.counts.get("abandoned_threads", 0) > self.config.max_abandoned_threads
-            if worn and report.worker_index > 0:
-                actors = runners._worker_manager.actors()  # RLlib has no public way to one actor.
-                ray.kill(actors[report.worker_index], no_restart=False)
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
@@ -416,22 +297,16 @@ class GiGPO(WholeCheckpoints):
         What has been played ahead belongs to it: its tasks were played with weights that are gone.
         """
         state = {**super().get_state(*args, **kwargs), "num_updates": self.num_updates}
-        if self._ahead is not None:
-            wait([self._ahead.collected])
-            if self._ahead.collected.exception() is None:
-                played = (self._ahead.iteration, self._ahead.collected.result())
-                state["played_ahead"] = cloudpickle.dumps(played)
+        played_ahead = self.sampler.dump_ahead()
+        if played_ahead is not None:
+            state["played_ahead"] = played_ahead
         return state
 
     @override(Algorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         """Take over a state."""
         self.num_updates = state.get("num_updates", self.num_updates)
-        self._ahead = None
-        if "played_ahead" in state and self.config.max_staleness > 0:
-            iteration, collected = cloudpickle.loads(state["played_ahead"])
-            self._ahead = _Ahead(iteration, Future())
-            self._ahead.collected.set_result(collected)
+        self.sampler.load_ahead(state.get("played_ahead"))
         super().set_state(state)
         self._sync_weights()
 
@@ -450,29 +325,8 @@ def check_name(default: GiGPOConfig, config: GiGPOConfig) -> None:
         )
 
 
-def _local(runners: EnvRunnerGroup) -> LLMEnvRunner:
-    runner = runners.local_env_runner
-    if not isinstance(runner, LLMEnvRunner):
-        raise TypeError(
-            f"the local EnvRunner is a {type(runner).__name__}: GiGPO needs LLMEnvRunner and "
-            "create_local_env_runner=True where there are no remote ones"
-        )
-    return runner
-
-
 def _env_error(runner: Any) -> str | None:
     return runner.env_error
-
-
-def _call(method: str, *args: Any) -> Callable[[Any], Any]:
-    """Return a call on a remote runner; object references are resolved there."""
-
-    def call(runner: Any) -> Any:
-        return getattr(runner, method)(
-            *(ray.get(a) if isinstance(a, ray.ObjectRef) else a for a in args)
-        )
-
-    return call
 
 
 def engine_bundles(config: GiGPOConfig) -> list[dict[str, float]]:
@@ -483,31 +337,3 @@ def engine_bundles(config: GiGPOConfig) -> list[dict[str, float]]:
     bundle = {"CPU": settings.num_cpus, "GPU": settings.num_gpus}
     bundle = {name: amount for name, amount in bundle.items() if amount > 0}
     return [dict(bundle) for _ in range(config.num_engines * len(config.module_ids))]
-
-
-def training_tasks(
-    config: GiGPOConfig, iteration: int, *, first: int = 0, count: int | None = None
-) -> list[GroupTask]:
-    """Return task groups of one iteration, a function of the seed, the iteration and their number.
-
-    Args:
-        config: The settings.
-        iteration: The iteration.
-        first: Number of the first group; dynamic sampling goes on after `num_groups`.
-        count: How many groups; by default `num_groups`.
-    """
-    return [
-        GroupTask(
-            group=group,
-            env_seed=derive_seed(config.root_seed, "task", iteration, group),
-            size=config.group_size,
-            iteration=iteration,
-        )
-        for group in range(first, first + (config.num_groups if count is None else count))
-    ]
-
-
-def spread(items: Sequence[T], parts: int) -> list[list[T]]:
-    """Split items into contiguous parts whose sizes differ by at most one."""
-    bounds = [len(items) * part // parts for part in range(parts + 1)]
-    return [list(items[low:high]) for low, high in pairwise(bounds)]

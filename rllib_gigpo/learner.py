@@ -23,29 +23,35 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.numpy import convert_to_numpy
 
 from rllib_gigpo.advantages import Advantages, adapted_kl_coeff
-from rllib_gigpo.credit import Credit, assign_credit
+from rllib_gigpo.credit import Credit
 from rllib_gigpo.distributed import (
     clip_gradients,
     in_step,
     sum_gradients,
     sum_over_learners,
 )
-from rllib_gigpo.engines.packing import Checksums, PackedTensors, checksum, checksums, unpack
-from rllib_gigpo.engines.packing import pack as pack_tensors
+from rllib_gigpo.engines.packing import Checksums, PackedTensors
 from rllib_gigpo.engines.published import Published
 from rllib_gigpo.grouped_learner import GroupedLearner
-from rllib_gigpo.learner_report import report_values
+from rllib_gigpo.learner_report import UpdateLog, report_values
 from rllib_gigpo.module import CausalLMModule, share_bases
 from rllib_gigpo.objective import StepTotals, Totals
+from rllib_gigpo.optimizers import (
+    Parameters,
+    build_optimizer,
+    own_part,
+    set_learning_rates,
+    whole_state,
+)
 from rllib_gigpo.out_of_memory import naming_memory
+from rllib_gigpo.publishing import checksums_of, packed_weights, publish
 from rllib_gigpo.rows import Columns, complete_batch
-from rllib_gigpo.scoring import held_rows, loss_inputs, pack_rows, score_next_states, score_rows
+from rllib_gigpo.scoring import loss_inputs, pack_rows
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.sequences import MicroBatch, ResponseLogps, nothing_of, pack
-from rllib_gigpo.sharding import gathered, part_like
+from rllib_gigpo.update_rows import check_batch, minibatches, prepare_rows
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
@@ -74,12 +80,8 @@ class GiGPOTorchLearner(GroupedLearner):
         self._kl_coeffs: dict[str, float] = {}
         self._optimizer_steps: dict[str, int] = {}
         self._lr_factor = 1.0
-        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._log = UpdateLog(PHASES)
         self._sums = Totals()
-        self._totals: dict[str, Totals] = {}
-        self._largest: dict[str, dict[str, float]] = {}
-        self._gradient_norms: dict[str, list[list[float]]] = {}
-        self._skipped: dict[str, int] = {}
         self._skipped_in_a_row: dict[str, int] = {}
         self._gathered_optimizers: dict[str, Any] | None = None
         self._own_settings: dict[str, GiGPOConfig] = {}
@@ -96,26 +98,12 @@ class GiGPOTorchLearner(GroupedLearner):
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Give the optimizer the trained parameters only; the reference stays out."""
         config = config or self.config.get_config_for_module(module_id)
-        groups: Any = [
-            {"params": parameters, "lr": rate}
-            for parameters, rate in zip(
-                self._parameter_groups(module_id), (config.lr, config.critic_lr), strict=False
-            )
-        ]
-        if config.optimizer_name == "adamw":
-            optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                groups,
-                betas=tuple(config.adam_betas),
-                weight_decay=config.weight_decay,
-                # Torch steps sharded and whole parameters one after the other only.
-                foreach=False if self._is_sharded and config.critic == "model" else None,
-            )
-        else:
-            optimizer = torch.optim.SGD(groups)
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        groups = self._parameter_groups(module_id)
+        optimizer = build_optimizer(groups, config)
+        parameters = [parameter for group in groups for parameter in group]
         self.register_optimizer(module_id=module_id, optimizer=optimizer, params=parameters)
 
-    def _parameter_groups(self, module_id: str) -> list[list[torch.nn.Parameter]]:
+    def _parameter_groups(self, module_id: str) -> list[Parameters]:
         """Return the policy's trained parameters and, where there is one, the critic's own."""
         module = self._language_model(module_id)
         groups = [module.policy_parameters()]
@@ -158,10 +146,8 @@ class GiGPOTorchLearner(GroupedLearner):
     @override(Learner)
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Start the sums of this update."""
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._log = UpdateLog(PHASES)
         self._own_settings = {}
-        self._totals, self._largest, self._gradient_norms = {}, {}, {}
-        self._skipped = {}
 
     @override(Learner)
     def _create_iterator_if_necessary(
@@ -173,7 +159,7 @@ class GiGPOTorchLearner(GroupedLearner):
             batch = batch.as_multi_agent()
         if batch is None:
             raise ValueError("GiGPO learns from rows: pass a SampleBatch or MultiAgentBatch")
-        self._check_batch(batch)
+        check_batch(batch, self.module.keys(), is_distributed=self.distributed)
         rows = {
             module_id: complete_batch(SampleBatch(dict(module_rows)))
             for module_id, module_rows in batch.policy_batches.items()
@@ -187,45 +173,19 @@ class GiGPOTorchLearner(GroupedLearner):
             # Torch's generator decides what is dropped: a run that is resumed drops the same.
             seed = derive_seed(self.config.root_seed, "dropout", iteration, self._learner_index)
             torch.manual_seed(seed)
-        return self._minibatches(rows, iteration)
-
-    def _check_batch(self, batch: MultiAgentBatch) -> None:
-        unknown = sorted(set(batch.policy_batches) - set(self.module.keys()))
-        if unknown:
-            raise ValueError(
-                f"the batch holds rows of {unknown}, but this learner has the modules "
-                f"{sorted(self.module.keys())}: name the policies in multi_agent(policies=...)"
-            )
-        if self.distributed and any("learner" not in r for r in batch.policy_batches.values()):
-            raise ValueError(
-                "RLlib's own way to split a batch would tear groups apart: with several learners "
-                "call learner_group.update(training_data=RowData(batch, config.minibatch_plan))"
-            )
+        return minibatches(self.config, self._settings, rows, iteration)
 
     def _prepare(self, module_id: str, rows: Columns) -> None:
-        """Add what the loss reads: log-probabilities, values, advantages, value targets."""
-        config, module = self._settings(module_id), self._language_model(module_id)
-        has_critic = config.critic is not None
-        passes: dict[str, Any] = {
-            "token_budget": config.micro_batch_tokens,
-            "in_step": self._in_step,
-        }
-        with self._timed("old_logp"):
-            if config.old_logp == "recompute" or has_critic:
-                scored = score_rows(module, rows, values=has_critic, **passes)
-                rows["old_logps"] = scored.logps
-                if has_critic:
-                    rows["old_values"] = scored.values
-            if config.old_logp == "engine":
-                rows["old_logps"] = rows["response_logps"]
-            if config.keeps_last_prompts:
-                rows["next_value"] = score_next_states(module, rows, **passes)
-        with self._timed("ref_logp"):
-            if config.kl_coeff > 0:
-                scored = score_rows(module, rows, reference=True, **passes)
-                rows["ref_logps"] = scored.logps
-        with self._timed("advantages"):
-            credit = assign_credit(config, rows, self._kl_coeff(module_id), self._over_learners)
+        """Add what the loss reads, and keep the advantages."""
+        credit = prepare_rows(
+            self._settings(module_id),
+            self._language_model(module_id),
+            rows,
+            kl_coeff=self._kl_coeff(module_id),
+            in_step=self._in_step,
+            over_learners=self._over_learners,
+            timed=self._timed,
+        )
         self._credit[module_id] = credit
         self.advantages[module_id] = credit.advantages
 
@@ -242,39 +202,6 @@ class GiGPOTorchLearner(GroupedLearner):
             return values
         return np.array(sum_over_learners(values.tolist()))
 
-    def _minibatches(
-        self, rows: dict[str, SampleBatch], iteration: int
-    ) -> Iterator[MultiAgentBatch]:
-        for epoch in range(self.config.num_epochs):
-            plans = {
-                module_id: self.config.minibatch_plan.draw(
-                    len(module_rows["group"]), iteration, epoch
-                )
-                for module_id, module_rows in rows.items()
-            }
-            for number in range(max(map(len, plans.values()))):
-                chosen = {m: plan[number] for m, plan in plans.items() if number < len(plan)}
-                mine = {m: self._step_rows(m, rows[m], drawn) for m, drawn in chosen.items()}
-                env_steps = sum(len(module_rows["step"]) for module_rows in mine.values())
-                yield MultiAgentBatch(mine, env_steps=env_steps)
-
-    def _step_rows(self, module_id: str, rows: Columns, drawn: np.ndarray) -> SampleBatch:
-        """Rows of one optimizer step that this learner works on, with the step's totals.
-
-        Rows without advantage count in the totals; where nothing else draws on them (no KL in the
-        loss, no entropy, no critic) their forward pass is left out, which does not change the
-        gradient.
-        """
-        mine = held_rows(rows, drawn)
-        config = self._settings(module_id)
-        has_kl = config.kl_coeff > 0 and config.kl_in == "loss"
-        if not has_kl and config.entropy_coeff == 0 and config.critic is None:
-            mine = mine[rows["advantage"][mine] != 0.0]
-        columns = {name: rows[name][mine] for name in rows}
-        columns["step_tokens"] = np.full(len(mine), rows["num_response_tokens"][drawn].sum())
-        columns["step_rows"] = np.full(len(mine), len(drawn))
-        return SampleBatch(columns)
-
     @override(TorchLearner)
     def _uncompiled_update(
         self, batch: dict[str, SampleBatch], **kwargs: Any
@@ -287,8 +214,7 @@ class GiGPOTorchLearner(GroupedLearner):
                 optimizer.zero_grad(set_to_none=True)
                 sums = self._accumulate(module_id, rows)
                 self._step(module_id, optimizer)
-                before = self._totals.get(module_id, Totals())
-                self._totals[module_id] = before + sums
+                self._log.add(module_id, sums)
                 vf_loss_coeff = self._settings(module_id).vf_loss_coeff
                 losses[module_id] = sums.loss + vf_loss_coeff * sums.value_loss
         return {}, losses, {}
@@ -343,9 +269,7 @@ class GiGPOTorchLearner(GroupedLearner):
         )
         found = config.objective.evaluate(batch, fwd_out, step)
         self._sums += found.totals
-        largest = self._largest.setdefault(module_id, {})
-        for name, value in found.largest.items():
-            largest[name] = max(largest.get(name, 0.0), value)
+        self._log.add_largest(module_id, found.largest)
         return found.loss
 
     def _step(self, module_id: str, optimizer: torch.optim.Optimizer) -> None:
@@ -366,18 +290,15 @@ class GiGPOTorchLearner(GroupedLearner):
         limit = float("inf") if config.grad_clip is None else config.grad_clip
         # A critic's large gradients are not to shorten the policy's.
         norms = [clip_gradients(group, limit) for group in groups]
-        self._gradient_norms.setdefault(module_id, []).append(norms)
+        self._log.gradient_norms[module_id].append(norms)
         if not all(map(math.isfinite, norms)):
-            self._skipped[module_id] = self._skipped.get(module_id, 0) + 1
+            self._log.skipped[module_id] += 1
             self._skipped_in_a_row[module_id] = self._skipped_in_a_row.get(module_id, 0) + 1
             return
         self._skipped_in_a_row[module_id] = 0
         number = self._optimizer_steps.get(module_id, 0) + 1
         self._optimizer_steps[module_id] = number
-        warmup = min(1.0, number / max(1, config.lr_warmup_steps))
-        rates = (config.lr, config.critic_lr)
-        for group, rate in zip(optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate * warmup * self._lr_factor
+        set_learning_rates(optimizer, config, number, self._lr_factor)
         optimizer.step()
 
     def set_lr_factor(self, factor: float) -> None:
@@ -390,22 +311,22 @@ class GiGPOTorchLearner(GroupedLearner):
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Log what the update did."""
         super().after_gradient_based_update(timesteps=timesteps)
-        for phase, seconds in self._seconds.items():
+        for phase, seconds in self._log.seconds.items():
             self.metrics.log_value((ALL_MODULES, f"seconds_{phase}"), seconds, window=1)
-        for module_id, sums in self._totals.items():
+        for module_id, sums in self._log.totals.items():
             values = report_values(
                 self._credit[module_id],
                 sums,
-                gradient_norms=np.array(self._gradient_norms[module_id]),
+                gradient_norms=np.array(self._log.gradient_norms[module_id]),
                 kl_coeff=self._kl_coeff(module_id),
             )
-            values["skipped_steps"] = self._skipped.get(module_id, 0)
+            values["skipped_steps"] = self._log.skipped[module_id]
             values["skipped_steps_in_a_row"] = self._skipped_in_a_row.get(module_id, 0)
             values["optimizer_steps"] = self._optimizer_steps.get(module_id, 0)
             for name, value in values.items():
                 self.metrics.log_value((module_id, name), value, window=1)
             for name in ("ratio", "correction", "engine_logp_gap"):
-                largest = self._largest.get(module_id, {}).get(name, 0.0)
+                largest = self._log.largest[module_id].get(name, 0.0)
                 # Each learner knows its own rows; RLlib takes the largest of all learners.
                 self.metrics.log_value((module_id, f"{name}_max"), largest, reduce="max", window=1)
             if self.config.kl_target is not None:
@@ -428,13 +349,15 @@ class GiGPOTorchLearner(GroupedLearner):
         start = time.perf_counter()
         with naming_memory(phase, self.config):
             yield
-        self._seconds[phase] += time.perf_counter() - start
+        self._log.seconds[phase] += time.perf_counter() - start
 
     # State -----------------------------------------------------------------------------------
 
     def packed_weights(self) -> dict[str, PackedTensors]:
         """Per module, the policy's weights in the engines' dtype, an adapter merged in."""
-        return {m: self._packed(self._language_model(m)) for m in self.config.module_ids}
+        return {
+            m: packed_weights(self._language_model(m), self._dtype) for m in self.config.module_ids
+        }
 
     def published(
         self, version: int, known: Mapping[str, Checksums] = MappingProxyType({})
@@ -449,32 +372,17 @@ class GiGPOTorchLearner(GroupedLearner):
         parcels = {}
         for module_id in self.config.module_ids:
             module = self._language_model(module_id)
-            if module_id in known and self._sums_of(module) == known[module_id]:
+            if module_id in known and known[module_id] == checksums_of(
+                module, self._dtype, is_sharded=self._is_sharded
+            ):
                 continue
-            if module.lora is None:
-                packed = self._packed(module)
-                sums = checksums(unpack(packed))
-                parcels[module_id] = Published("weights", packed, version, sums)
-                continue
-            tensors, peft_config = module.adapter_weights()
-            parcels[module_id] = Published(
-                "adapter", pack_tensors(tensors), version, checksums(tensors), peft_config
-            )
+            parcels[module_id] = publish(module, self._dtype, version)
         return parcels
 
-    def _sums_of(self, module: CausalLMModule) -> Checksums:
-        """Return the checksums of what engines would be sent, without sending it."""
-        if module.lora is not None:
-            return checksums(module.adapter_weights()[0])
-        dtype = getattr(torch, self.config.dtype)
-        weights = module.policy_weights("cpu" if self._is_sharded else None)
-        return {
-            name: checksum(tensor.to(dtype) if tensor.is_floating_point() else tensor)
-            for name, tensor in weights.items()
-        }
-
-    def _packed(self, module: CausalLMModule) -> PackedTensors:
-        return pack_tensors(module.policy_weights("cpu"), getattr(torch, self.config.dtype))
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The type in which engines hold the weights."""
+        return getattr(torch, self.config.dtype)
 
     def response_logps(
         self, module_id: str, prompt: Encoded, response_ids: np.ndarray
@@ -494,13 +402,7 @@ class GiGPOTorchLearner(GroupedLearner):
         self._gathered_optimizers = {
             name: {
                 "module_id": self._optimizer_name_to_module[name],
-                "state": {
-                    "state": {
-                        number: gathered(values, convert_to_numpy)
-                        for number, values in optimizer.state_dict()["state"].items()
-                    },
-                    "param_groups": optimizer.state_dict()["param_groups"],
-                },
+                "state": whole_state(optimizer),
             }
             for name, optimizer in self._named_optimizers.items()
         }
@@ -520,23 +422,11 @@ class GiGPOTorchLearner(GroupedLearner):
     @override(TorchLearner)
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
         if self._is_sharded:
-            state = {name: self._own_part(name, whole) for name, whole in state.items()}
-        super()._set_optimizer_state(state)
-
-    def _own_part(self, name: str, state: dict[str, Any]) -> dict[str, Any]:
-        """Return an optimizer's state with this learner's parts of sharded parameters' values."""
-        groups = self._named_optimizers[name].param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        parts = {
-            number: {
-                key: part_like(parameters[number], torch.as_tensor(value))
-                if np.shape(value) == tuple(parameters[number].shape)
-                else value
-                for key, value in values.items()
+            state = {
+                name: {**whole, "state": own_part(self._named_optimizers[name], whole["state"])}
+                for name, whole in state.items()
             }
-            for number, values in state["state"]["state"].items()
-        }
-        return {**state, "state": {**state["state"], "state": parts}}
+        super()._set_optimizer_state(state)
 
     @override(Learner)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from rllib_gigpo.credit import Credit
 from rllib_gigpo.objective import Totals
+
+
+class UpdateLog:
+    """What an update has come to so far, per module.
+
+    Args:
+        phases: What its time is divided into.
+
+    Attributes:
+        seconds: Wall-clock per phase.
+        totals: Sums over the tokens that were computed, over all learners and optimizer steps.
+        largest: Largest values by name, of the tokens of this learner.
+        gradient_norms: Per optimizer step, of the policy and, where there is one, the critic.
+        skipped: Optimizer steps that were left out.
+    """
+
+    def __init__(self, phases: Iterable[str]):
+        self.seconds = dict.fromkeys(phases, 0.0)
+        self.totals: dict[str, Totals] = {}
+        self.largest: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self.gradient_norms: defaultdict[str, list[list[float]]] = defaultdict(list)
+        self.skipped: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, module_id: str, sums: Totals) -> None:
+        """Add the sums of an optimizer step."""
+        self.totals[module_id] = self.totals.get(module_id, Totals()) + sums
+
+    def add_largest(self, module_id: str, found: Mapping[str, float]) -> None:
+        """Take over what is larger than before."""
+        largest = self.largest[module_id]
+        for name, value in found.items():
+            largest[name] = max(largest.get(name, 0.0), value)
 
 
 def report_values(

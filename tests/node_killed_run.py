@@ -46,9 +46,10 @@ def main(output: str) -> None:
     found = [algorithm.train() for _ in range(2)]
     killer.join()
     found.append(algorithm.train())
+    played = algorithm.sampler.sample(4).training_episodes
     facts = {
         "episodes": [int(result["env_runners"]["num_episodes"]) for result in found],
-        "groups": len({e.custom_data["group"] for e in algorithm._sample(4).training_episodes}),
+        "groups": len({episode.custom_data["group"] for episode in played}),
         "norms": [float(r["learners"][DEFAULT_MODULE_ID]["gradient_norm"]) for r in found],
         "nodes": sum(node["Alive"] for node in ray.nodes()),
     }

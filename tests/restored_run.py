@@ -12,7 +12,7 @@ import ray
 import torch
 
 from rllib_gigpo import GiGPO
-from rllib_gigpo.gigpo import training_tasks
+from rllib_gigpo.sampler import training_tasks
 from tests.ray_runs import facts_of, weights_of
 
 

@@ -13,7 +13,8 @@ from rllib_gigpo.agent import AgentProfile, ChatTemplate, NoMemory
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines.base import Request, Sampling
 from rllib_gigpo.games import Game
-from rllib_gigpo.rollout import GroupTask, Rollout, RolloutSettings, play_groups
+from rllib_gigpo.rollout import play_groups
+from rllib_gigpo.rollout_types import GroupTask, Rollout, RolloutSettings
 from rllib_gigpo.stepping import Stepper, StepSettings
 from tests.fakes import Countdown, ScriptedEngine, word_tokenizer
 

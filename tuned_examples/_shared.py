@@ -14,10 +14,10 @@ from ray.rllib.examples.utils import add_rllib_example_script_args
 
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.demo import report_iterations
-from rllib_gigpo.gigpo import training_tasks
 from rllib_gigpo.models import FROM_SCRATCH, materialize
 from rllib_gigpo.record import Example, record
 from rllib_gigpo.recording import RunFolder
+from rllib_gigpo.sampler import training_tasks
 from rllib_gigpo.scripted import Policy, expert
 from rllib_gigpo.sft import WarmStart, warm_start
 

@@ -11,7 +11,8 @@ from rllib_gigpo.engines.base import Sampling
 from rllib_gigpo.games import Game
 from rllib_gigpo.metrics import episode_return
 from rllib_gigpo.playing.desk import Asked, Desk, Player, Watch, WatchedGame
-from rllib_gigpo.rollout import Episode, GroupTask, RolloutSettings, play_groups
+from rllib_gigpo.rollout import play_groups
+from rllib_gigpo.rollout_types import Episode, GroupTask, RolloutSettings
 from rllib_gigpo.stepping import EnvFailure, Stepper, StepSettings
 
 

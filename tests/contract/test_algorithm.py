@@ -11,8 +11,8 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from envs.key_door import KeyDoor
 from rllib_gigpo import GiGPO, GiGPOConfig, register_llm_env
 from rllib_gigpo.agent.profiles.key_door import profile
-from rllib_gigpo.gigpo import training_tasks
 from rllib_gigpo.rows import modules_of
+from rllib_gigpo.sampler import training_tasks
 from tests.ray_runs import Fragile, facts_of, run_config, weights_of
 from tests.tiny_runs import SHAPE, tiny_config
 

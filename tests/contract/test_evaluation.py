@@ -7,7 +7,7 @@ import torch
 
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.evaluation import panel_seeds
-from rllib_gigpo.gigpo import training_tasks
+from rllib_gigpo.sampler import training_tasks
 from tests.ray_runs import run_config, weights_of
 
 

@@ -76,7 +76,7 @@ def test_dynamic_sampling_does_not_depend_on_who_plays(warm_model):
         told.append(
             [
                 (e.custom_data["group"], e.custom_data["env_seed"], len(e), e.get_return())
-                for e in algorithm._sample(0).training_episodes
+                for e in algorithm.sampler.sample(0).training_episodes
             ]
         )
         algorithm.stop()
@@ -122,7 +122,7 @@ def test_a_team_has_a_critic_for_every_agents_own_steps():
     )
     algorithm = config.build_algo()
     found = algorithm.train()["learners"]["shared"]
-    episodes = algorithm._sample(1).training_episodes
+    episodes = algorithm.sampler.sample(1).training_episodes
     algorithm.stop()
     assert found["critic_gradient_norm"] > 0.0
     # Untrained, it plays to the horizon: every agent ends with the prompt that would come next.

@@ -12,8 +12,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rllib_gigpo import rollout
-from rllib_gigpo.gigpo import training_tasks
+from rllib_gigpo import episode_player
+from rllib_gigpo.sampler import training_tasks
 from tests.misbehaving_envs import (
     MEGABYTE,
     Misbehaving,
@@ -119,7 +119,7 @@ HANGING = {"reset hangs": {"reset": hangs}, "step hangs": {"step": hangs}}
 def test_a_faulty_episode_is_counted_and_not_one_row_of_its_group_is_trained(
     algorithm, kind, monkeypatch
 ):
-    monkeypatch.setattr(rollout, "_ENDLESS_STEPS", 20)
+    monkeypatch.setattr(episode_player, "_ENDLESS_STEPS", 20)
     Misbehaving.misbehave((RAISING | HANGING)[kind], seed_of(algorithm))
     report, trained = train(algorithm)
     assert set(trained) == {0, 2}
@@ -136,7 +136,7 @@ def test_a_faulty_episode_is_counted_and_not_one_row_of_its_group_is_trained(
 
 @pytest.mark.parametrize("kind", RAISING)
 def test_by_default_it_ends_the_run_with_one_sentence(algorithm, kind, monkeypatch):
-    monkeypatch.setattr(rollout, "_ENDLESS_STEPS", 20)
+    monkeypatch.setattr(episode_player, "_ENDLESS_STEPS", 20)
     runner = algorithm.env_runner_group.local_env_runner
     rule = type(runner._stepper.settings)(threads=2, step_timeout_s=0.4, on_failure="raise")
     monkeypatch.setattr(runner._stepper, "settings", rule)

@@ -34,7 +34,7 @@ def test_the_correction_is_on_and_sees_the_older_policy(algorithm):
 
 
 def test_a_runner_that_dies_while_playing_ahead_costs_no_group(algorithm):
-    algorithm._play_ahead(algorithm.num_updates)
+    algorithm.sampler.play_ahead(algorithm.num_updates)
     ray.kill(
         next(iter(algorithm.env_runner_group._worker_manager.actors().values())), no_restart=False
     )

@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from rllib_gigpo.gigpo import training_tasks
+from rllib_gigpo.sampler import training_tasks
 from tests.ray_runs import facts_of, run_config, weights_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]

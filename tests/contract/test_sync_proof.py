@@ -238,7 +238,7 @@ def _take_a_step_too_small_for_the_probe(learner: Any) -> None:
 @pytest.mark.ray
 def test_an_engine_that_is_built_later_is_checked_then(algorithm):
     from rllib_gigpo.env_runner import LLMEnvRunner
-    from rllib_gigpo.gigpo import training_tasks
+    from rllib_gigpo.sampler import training_tasks
 
     (sent,) = algorithm.first_learner(lambda learner: learner.published(1)).values()
     for checksums_, fault in ((sent.checksums, None), ({"lm_head.weight": 1}, "other tensors")):

@@ -25,9 +25,9 @@ from rllib_gigpo.engines.base import Completion, Engine, EngineError
 from rllib_gigpo.engines.packing import checksums, pack, unpack
 from rllib_gigpo.engines.published import Published, check_held, serve
 from rllib_gigpo.engines.transformers_engine import TransformersEngine
-from rllib_gigpo.gigpo import training_tasks
 from rllib_gigpo.learner import GiGPOTorchLearner
 from rllib_gigpo.probe import TOLERANCE, check_probe, probe_prompt, probe_request
+from rllib_gigpo.sampler import training_tasks
 from tests.picture_envs import TALKATIVE, Wall
 from tests.tiny_runs import build_learner, module_of, tiny_config
 from tests.vision_checks import check_vllm

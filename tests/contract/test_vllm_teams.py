@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rllib_gigpo import GiGPO, GiGPOConfig, LoRASettings
-from rllib_gigpo.gigpo import training_tasks
+from rllib_gigpo.sampler import training_tasks
 from tests.tiny_runs import SHAPE, tiny_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.usefixtures("local_ray")]

@@ -13,7 +13,8 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_gigpo import GiGPOConfig, LoRASettings
-from rllib_gigpo.gigpo import GiGPO, engine_bundles, training_tasks
+from rllib_gigpo.gigpo import GiGPO, engine_bundles
+from rllib_gigpo.sampler import training_tasks
 from tests.tiny_runs import tiny_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]

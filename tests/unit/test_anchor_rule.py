@@ -10,7 +10,7 @@ import pytest
 
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.agent.profile import default_profile
-from rllib_gigpo.gigpo import spread
+from rllib_gigpo.group_player import spread
 from rllib_gigpo.grouping import AnchorRule, exact_anchors, similar_anchors
 from rllib_gigpo.rows import episodes_to_batch, modules_of
 from tests.episodes import Step, solo, team

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from rllib_gigpo import GiGPO, GiGPOConfig
 from rllib_gigpo.collect import Collected, collect, token_counts
 from rllib_gigpo.env_runner import Played
-from rllib_gigpo.gigpo import training_tasks
-from rllib_gigpo.rollout import Rollout
+from rllib_gigpo.rollout_types import Rollout
+from rllib_gigpo.sampler import Sampler, training_tasks
 from tests.episodes import Step, solo, team
 from tests.tiny_runs import tiny_config
 
@@ -78,18 +77,15 @@ def test_tokens_are_counted_over_all_episodes():
     assert token_counts(episodes) == {"prompt": 6, "response": 3}
 
 
-class Scripted(GiGPO):
+class Scripted:
     """Plays nothing: group g has the returns that `results` says, by default unequal ones."""
 
-    def __init__(self, config: GiGPOConfig, results: dict[int, Any]):
-        self.config = config
+    def __init__(self, results: dict[int, Any]):
         self.results = results
         self.asked: list[list[int]] = []
-        self.env_runner_group = None
 
-    def _play(self, runners, tasks):
+    def play(self, tasks):
         self.asked.append([task.group for task in tasks])
-        self.seeds = [task.env_seed for task in tasks]
         played, dropped = [], []
         for task in tasks:
             returns = self.results.get(task.group, (1.0, 0.0))
@@ -99,14 +95,11 @@ class Scripted(GiGPO):
                 played.append(group(task.group, *returns))
         return collected(*played, dropped=tuple(dropped))
 
-    def __del__(self):
-        pass
-
 
 def sample(results: dict[int, Any], **training) -> tuple[Collected, list[list[int]]]:
     config = tiny_config(**{"num_groups": 4, "dynamic_sampling": True, **training})
-    algorithm = Scripted(config, results)
-    return algorithm._sample(3), algorithm.asked
+    scripted = Scripted(results)
+    return Sampler(config, scripted.play).sample(3), scripted.asked
 
 
 SAME = (1.0, 1.0)

@@ -1,17 +1,18 @@
-"""When an Algorithm plays groups again, waits for EnvRunners, and gives up."""
+"""When an algorithm plays groups again, waits for EnvRunners, and gives up."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from rllib_gigpo import GiGPO, gigpo
+from rllib_gigpo import group_player
 from rllib_gigpo.env_runner import Played
-from rllib_gigpo.rollout import GroupTask, Rollout
+from rllib_gigpo.group_player import GroupPlayer
+from rllib_gigpo.rollout_types import GroupTask, Rollout
 
 TASKS = [GroupTask(group=number, env_seed=number, size=2) for number in range(3)]
 
 
-class Stage(GiGPO):
+class Stage(GroupPlayer):
     """Plays by a script instead of with EnvRunners.
 
     Args:
@@ -20,14 +21,12 @@ class Stage(GiGPO):
     """
 
     def __init__(self, rounds, is_up=(True,)):
-        self.config = SimpleNamespace(
-            delay_between_env_runner_restarts_s=0.0, max_dropped_share=0.0, max_abandoned_threads=0
-        )
+        config = SimpleNamespace(delay_between_env_runner_restarts_s=0.0, max_abandoned_threads=0)
+        super().__init__(config, SimpleNamespace(repeat=self._repeat), self._restore)
         self.rounds, self.is_up = list(rounds), list(is_up)
         self.asked, self.repeats = [], 0
-        self.weights = SimpleNamespace(repeat=self._repeat)
 
-    def _play_round(self, runners, tasks):
+    def play_round(self, runners, tasks):
         self.asked.append([task.group for task in tasks])
         groups = self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
         return [Played(tuple(share), Rollout([])) for share in groups]
@@ -35,14 +34,12 @@ class Stage(GiGPO):
     def _repeat(self):
         self.repeats += 1
 
-    def restore_env_runners(self, runners):
+    def _restore(self, runners):
         up = self.is_up.pop(0) if len(self.is_up) > 1 else self.is_up[0]
         return [1] if up else []
 
-    def cleanup(self): ...
-
     def perform(self) -> None:
-        self.play(SimpleNamespace(healthy_worker_ids=list, num_remote_workers=lambda: 2), TASKS)
+        self.play(SimpleNamespace(healthy_worker_ids=list), TASKS)
 
 
 def test_all_groups_in_one_round():
@@ -70,7 +67,7 @@ def test_a_slow_restart_is_waited_for():
 
 
 def test_a_restart_that_takes_for_ever_is_not(monkeypatch):
-    monkeypatch.setattr(gigpo, "_RESTART_S", 0.0)
+    monkeypatch.setattr(group_player, "_RESTART_S", 0.0)
     with pytest.raises(RuntimeError, match="3 groups could not be played"):
         Stage([[]], is_up=[False]).perform()
 
@@ -84,7 +81,7 @@ def test_dying_at_every_try_ends_the_run():
 
 def test_an_error_ends_the_run_with_its_sentence():
     stage = Stage([[(0, 1, 2)]])
-    stage._play_round = lambda runners, tasks: [Played((0,), error="ValueError: no such shop")]
+    stage.play_round = lambda runners, tasks: [Played((0,), error="ValueError: no such shop")]
     with pytest.raises(RuntimeError, match="the rollout failed: ValueError: no such shop"):
         stage.perform()
 
@@ -96,11 +93,11 @@ def test_an_error_ends_the_run_with_its_sentence():
 )
 def test_a_runner_with_too_many_hung_calls_is_replaced(monkeypatch, hung, worker, replaced):
     killed = []
-    monkeypatch.setattr(gigpo.ray, "kill", lambda actor, no_restart: killed.append(actor))
+    monkeypatch.setattr(group_player.ray, "kill", lambda actor, no_restart: killed.append(actor))
     actors = SimpleNamespace(actors=lambda: {1: "first", 2: "second"})
     stage = Stage([[(0, 1, 2)]])
     stage.config.max_abandoned_threads = 2
-    stage._play_round = lambda runners, tasks: [
+    stage.play_round = lambda runners, tasks: [
         Played((0, 1, 2), Rollout([]), counts={"abandoned_threads": hung}, worker_index=worker)
     ]
     stage.play(SimpleNamespace(_worker_manager=actors), TASKS)

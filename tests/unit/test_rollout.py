@@ -18,7 +18,7 @@ from rllib_gigpo.agent import AgentProfile, ChatTemplate, LastSteps
 from rllib_gigpo.encoding import PromptTooLongError
 from rllib_gigpo.engines.base import Request
 from rllib_gigpo.games import SOLO_AGENT
-from rllib_gigpo.rollout import GroupTask
+from rllib_gigpo.rollout_types import GroupTask
 from rllib_gigpo.rows import step_is_valid
 from rllib_gigpo.seeding import derive_seed
 from rllib_gigpo.stepping import EnvFailure

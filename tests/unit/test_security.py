@@ -50,7 +50,7 @@ PACKAGES = ("rllib_gigpo", "rllib_gigpo_cli", "envs")
 UNPICKLES = {
     "rllib_gigpo/env_checks.py": "a copy of the environment under test, made a line before",
     "rllib_gigpo/settings/derived.py": "a copy of the settings, made by its only caller",
-    "rllib_gigpo/gigpo.py": "the episodes played ahead, in a checkpoint that RLlib restores",
+    "rllib_gigpo/sampler.py": "the episodes played ahead, in a checkpoint that RLlib restores",
     "rllib_gigpo/safe_pickle.py": "anything, with names that stand for nothing",
     "rllib_gigpo/export.py": "a checkpoint whose author is trusted (trust=True)",
     "rllib_gigpo/trained.py": "a checkpoint whose author is trusted (trust=True)",

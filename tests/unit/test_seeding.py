@@ -15,7 +15,8 @@ from rllib_gigpo import seeding
 from rllib_gigpo.collect import Collected
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.evaluation import evaluate_panel, panel_seeds, panel_tasks
-from rllib_gigpo.gigpo import spread, training_tasks
+from rllib_gigpo.group_player import spread
+from rllib_gigpo.sampler import training_tasks
 from rllib_gigpo.seeding import derive_seed
 from tests.episodes import Step, solo, team
 

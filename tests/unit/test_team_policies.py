@@ -13,7 +13,7 @@ from rllib_gigpo.advantages import StepTable, gigpo, pool_agents
 from rllib_gigpo.agent import AgentProfile, ChatTemplate, NoMemory
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines.base import Sampling
-from rllib_gigpo.rollout import Voice
+from rllib_gigpo.rollout_types import Voice
 from rllib_gigpo.rows import agent_episodes, complete_batch
 from tests.stage import TOKENIZER, Stage, task
 from tests.tiny_runs import build_learner, random_rows, tiny_config

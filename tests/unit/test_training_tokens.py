@@ -8,7 +8,7 @@ import numpy as np
 
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.grouping import AnchorRule
-from rllib_gigpo.rollout import Episode
+from rllib_gigpo.rollout_types import Episode
 from rllib_gigpo.rows import episodes_to_batch
 from tests.fakes import ScriptedEngine
 from tests.stage import PROFILE, TOKENIZER, Stage, task

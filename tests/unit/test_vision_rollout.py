@@ -17,7 +17,8 @@ from rllib_gigpo.grouping import exact_anchors
 from rllib_gigpo.models import load_tokenizer
 from rllib_gigpo.observations import state_key
 from rllib_gigpo.record import record
-from rllib_gigpo.rollout import GroupTask, RolloutSettings, play_groups
+from rllib_gigpo.rollout import play_groups
+from rllib_gigpo.rollout_types import GroupTask, RolloutSettings
 from rllib_gigpo.rows import MinibatchPlan, RowData, episodes_to_batch
 from rllib_gigpo.state_keys import perceptual_key
 from rllib_gigpo.stepping import Stepper, StepSettings
