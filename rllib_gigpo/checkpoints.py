@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: checkpoints, and exported models.
+"""Folders that are whole or not there: checkpoints, and models.
 
     write into a scratch folder beside the target -> manifest.json: size and SHA-256 of every file
     -> everything to the disk -> what had the name becomes NAME.previous -> the scratch folder
@@ -114,12 +114,12 @@ def save_whole(
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def whole_folder(target: Path, *, keep_old: bool = True) -> Iterator[Path]:
     """Fill a scratch folder that takes the target's name at the end, unless an error comes first.
 
     Args:
-        target: The folder. A checkpoint that lies there becomes NAME.previous; an empty folder is
-            replaced.
+        target: The folder. What lies there becomes NAME.previous; an empty folder is replaced.
+        keep_old: Whether NAME.previous stays once the new folder has its name.
 
     Raises:
         OSError: The disk refused.
@@ -133,9 +133,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
         scratch.mkdir()
         yield scratch
         _to_disk(scratch)
-        _make_way(target)
+        old = _make_way(target)
         scratch.rename(target)
         _sync(target.parent)
+        if old is not None and not keep_old:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -263,20 +265,30 @@ def _whole_beside(target: Path) -> Path | None:
 
 
 def _may_be_replaced(target: Path) -> bool:
-    is_checkpoint = any((target / name).is_file() for name in (MANIFEST, _RLLIB_FILE))
-    return is_checkpoint or not any(target.iterdir())
+    return _is_checkpoint(target) or not any(target.iterdir())
 
 
-def _make_way(target: Path) -> None:
-    """Keep what has the target's name as NAME.previous, unless that is better than it."""
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint, whole or not."""
+    return any((folder / name).is_file() for name in (MANIFEST, _RLLIB_FILE))
+
+
+def _make_way(target: Path) -> Path | None:
+    """Keep what has the target's name as NAME.previous, unless that is a better checkpoint.
+
+    Returns:
+        Where it is kept; None where nothing was.
+    """
     if not target.exists() or not any(target.iterdir()):
-        return
+        return None
     previous = target.with_name(f"{target.name}.previous")
-    if previous.exists() and not _has_all_files(Place.of(target)):
+    is_damaged = _is_checkpoint(target) and not _has_all_files(Place.of(target))
+    if previous.exists() and is_damaged:
         shutil.rmtree(target)
-        return
+        return None
     shutil.rmtree(previous, ignore_errors=True)
     target.rename(previous)
+    return previous
 
 
 def _has_all_files(place: Place) -> bool:

@@ -4,7 +4,8 @@
 
     python -m rllib_gigpo.sft --model smollm2-135m --data expert.jsonl --output runs/warm_start
 
-The folder is then the model of the RL run: `GiGPOConfig().llm(model=folder)`.
+The folder is then the model of the RL run, `GiGPOConfig().llm(model=folder)`. It is there whole or
+not at all, whenever the process is killed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rllib_gigpo.checkpoints import whole_folder
 from rllib_gigpo.encoding import encode_chat
 from rllib_gigpo.models import (
     FROM_SCRATCH,
@@ -72,7 +74,7 @@ def warm_start(
     Args:
         model_path: What `materialize` returned.
         examples: Prompts and responses.
-        output: Folder to write.
+        output: Folder to write: new, empty, or a model that this one replaces.
         settings: Steps, batch size, learning rate.
         max_prompt_tokens: Longer prompts raise.
         on_step: Called with (step, loss).
@@ -81,8 +83,10 @@ def warm_start(
         `output`.
 
     Raises:
-        ValueError: No example.
+        ValueError: No example, or an output folder that holds something else than a model.
     """
+    output = Path(output)
+    check_output(output)
     if not examples:
         raise ValueError("warm_start needs at least one example, got none")
     tokenizer = load_tokenizer(model_path)
@@ -121,13 +125,27 @@ def warm_start(
         optimizer.step()
         if on_step is not None:
             on_step(step, loss)
-    output = Path(output)
-    with without_progress_bars():
-        model.save_pretrained(output)
-    tokenizer.save_pretrained(output)
-    if sight is not None:
-        sight.processor.save_pretrained(output)
+    with whole_folder(output, keep_old=False) as folder:
+        with without_progress_bars():
+            model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        if sight is not None:
+            sight.processor.save_pretrained(folder)
     return output
+
+
+def check_output(output: Path) -> None:
+    """Make sure that a model may be written to a folder, and take the place of what is there.
+
+    Raises:
+        ValueError: It is a file, or holds something else than a model.
+    """
+    is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+    if not is_free and not (output / "config.json").is_file():
+        raise ValueError(
+            f"output {str(output)!r} exists and is no model: name a folder that is new, empty, or "
+            "a model to be replaced"
+        )
 
 
 def _response_ids(tokenizer: Any, example: Example) -> np.ndarray:
@@ -165,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     is_tiny = args.model in FROM_SCRATCH
     try:
+        check_output(Path(args.output))
         examples = [example for path in args.data for example in load_examples(path)]
         if not is_tiny:
             materialize(ModelSpec(args.model))

@@ -245,6 +245,20 @@ def test_a_folder_takes_its_name_only_when_it_is_filled(tmp_path):
     assert (tmp_path / "model" / "state.pkl").read_bytes() == FILES["state.pkl"]
 
 
+def test_what_is_no_checkpoint_gives_way_to_the_new_folder(tmp_path):
+    for number in range(3):
+        with whole_folder(tmp_path / "model") as scratch:
+            fill(scratch, {"number": str(number).encode()})
+    # The one before is kept, not the first one, although neither has a manifest.
+    assert (tmp_path / "model.previous" / "number").read_text() == "1"
+    assert (tmp_path / "model" / "number").read_text() == "2"
+    with whole_folder(tmp_path / "model", keep_old=False) as scratch:
+        fill(scratch, {"number": b"3"})
+        assert (tmp_path / "model" / "number").read_text() == "2"
+    assert names(tmp_path) == {"model"}
+    assert (tmp_path / "model" / "number").read_text() == "3"
+
+
 def test_there_is_no_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*nowhere"):
         check_whole(Place.of(tmp_path / "nowhere"))

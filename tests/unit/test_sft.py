@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from rllib_gigpo.models import ModelSpec, load_causal_lm, load_tokenizer, materialize
 from rllib_gigpo.record import Example, save_examples
@@ -88,6 +89,45 @@ def test_nothing_to_learn_from_and_too_long_a_prompt_are_refused(tiny, tmp_path)
     # <user> go where <assistant>: 4 tokens.
     with pytest.raises(ValueError, match="has 4 tokens, max_prompt_tokens is 3"):
         warm_start(tiny, [NORTH], tmp_path, max_prompt_tokens=3)
+
+
+def test_a_write_that_fails_leaves_what_was_there(tiny, tmp_path, monkeypatch):
+    def train(lr: float) -> None:
+        once = WarmStart(steps=1, batch_size=1, lr=lr, warmup_steps=0)
+        warm_start(tiny, [NORTH], tmp_path / "model", settings=once)
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+
+    def fail(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as broken:
+        # The tokenizer is written last, when config and weights are there already.
+        broken.setattr(transformers.PreTrainedTokenizerBase, "save_pretrained", fail)
+        with pytest.raises(OSError, match="No space left"):
+            train(lr=0.0)
+        assert list(tmp_path.iterdir()) == []
+    train(lr=0.0)
+    before = files()
+    with monkeypatch.context() as broken:
+        broken.setattr(transformers.PreTrainedTokenizerBase, "save_pretrained", fail)
+        with pytest.raises(OSError, match="No space left"):
+            train(lr=0.1)
+    assert files() == before
+    train(lr=0.1)
+    assert files()["model.safetensors"] != before["model.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_of_something_else_is_not_replaced(tiny, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="exists and is no model: name a folder that is new"):
+        warm_start(tiny, [NORTH], tmp_path)
+    with pytest.raises(SystemExit):
+        main(["--model=tiny", "--data=none.jsonl", f"--output={tmp_path / 'thesis.tex'}"])
+    assert "exists and is no model" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_the_command_trains_a_tiny_model_on_the_words_of_the_data(tmp_path, capsys):
