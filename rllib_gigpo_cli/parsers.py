@@ -206,7 +206,7 @@ episodes.jsonl, result.json, table.md and table.tex.""",
     add("--tasks", type=int, default=128, help="tasks of the panel, %(default)s")
     add("--samples", type=int, default=1, help="episodes per task (k)")
     for name, fallback in (("prompt", "2048"), ("response", "512")):
-        limit = f"by default the checkpoint's, else {fallback}"
+        limit = f"by default the checkpoint's, else {fallback} or what the model can hold"
         add(f"--max-{name}-tokens", type=int, default=None, help=limit)
     temperature = "by default the checkpoint's of evaluation, else 0.4"
     add("--temperature", type=float, default=None, help=temperature)

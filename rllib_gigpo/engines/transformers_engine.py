@@ -402,7 +402,8 @@ def _common_length(models: Mapping[str, PreTrainedModel], wanted: int | None) ->
     if wanted is not None and wanted > limits[policy_id]:
         raise ValueError(
             f"max_model_len is {wanted}, but the model of policy {policy_id!r} has "
-            f"{limits[policy_id]} positions: lower it"
+            f"{limits[policy_id]} positions: lower it, or the llm(max_prompt_tokens=..., "
+            "max_response_tokens=...) that it is the sum of"
         )
     return wanted or limits[policy_id]
 

@@ -16,6 +16,7 @@ from rllib_gigpo.models import (
     load_generation_config,
     load_tokenizer,
     materialize,
+    number_of_positions,
     stop_token_ids,
 )
 from rllib_gigpo.vision.pictures import Picture
@@ -29,11 +30,15 @@ class LocalModel:
 
     Args:
         config: Environment, agent, model, limits and `eval_temperature`.
+
+    Raises:
+        ValueError: The limits of prompt and response exceed what the model can hold.
     """
 
     def __init__(self, config: GiGPOConfig):
         config.validate()
         path = materialize(config.model_spec)
+        _check_length(config, number_of_positions(path))
         self._tokenizer, self._sight = load_tokenizer(path), load_sight(path)
         self._limit = config.max_prompt_tokens
         self._sampling = Sampling(
@@ -84,3 +89,13 @@ class LocalModel:
         self._thread.join()
         self._engine.close()
         self._loop.close()
+
+
+def _check_length(config: GiGPOConfig, positions: int) -> None:
+    prompt, response = config.max_prompt_tokens, config.max_response_tokens
+    if prompt + response > positions:
+        raise ValueError(
+            f"--max-prompt-tokens={prompt} and --max-response-tokens={response} are "
+            f"{prompt + response} tokens together, but the model has {positions} positions: lower "
+            "one of them"
+        )

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rllib_gigpo.stepping import EnvFailure
 
     try:
-        player = _player(args)
+        player = _within_model(args, _player(args))
         panel = _panel(args, player)
         output = Path(args.output or _folder(args, player)).absolute()
         with _chat(args, player) as chat:
@@ -119,6 +119,43 @@ def _player(args: argparse.Namespace) -> _Player:
     return _Player(model, env, spec, profile, config, steps, limits | given)
 
 
+def _within_model(args: argparse.Namespace, player: _Player) -> _Player:
+    """Cut limits that nobody named down to what a model in this process can hold."""
+    from rllib_gigpo.models import materialize, number_of_positions
+    from rllib_gigpo.trained import find_checkpoint
+
+    # A server knows its own limits, and a checkpoint's are those of its model.
+    if args.endpoint or find_checkpoint(player.model) is not None:
+        return player
+    positions = number_of_positions(materialize(_config(args, player, player.model).model_spec))
+    limits = fitting_limits(positions, args.max_prompt_tokens, args.max_response_tokens)
+    if limits.items() <= player.limits.items():
+        return player
+    told = " ".join(f"--{name.replace('_', '-')}={limit}" for name, limit in limits.items())
+    print(f"model {player.model!r} has {positions} positions, so {told}", flush=True)
+    return replace(player, limits=player.limits | limits)
+
+
+def fitting_limits(positions: int, prompt: int | None, response: int | None) -> dict[str, int]:
+    """Return the limits of prompt and response; those that nobody named fit into the model.
+
+    A response keeps its default unless that is more than half of the model, and the prompt gets
+    what is left.
+
+    Args:
+        positions: Longest prompt plus response of the model, in tokens.
+        prompt: The named limit of a prompt, or None.
+        response: The same of a response.
+    """
+    most_prompt, most_response = _LIMITS["max_prompt_tokens"], _LIMITS["max_response_tokens"]
+    if response is None:
+        left = positions // 2 if prompt is None else positions - prompt
+        response = max(1, min(most_response, left))
+    if prompt is None:
+        prompt = max(1, min(most_prompt, positions - response))
+    return {"max_prompt_tokens": prompt, "max_response_tokens": response}
+
+
 def _panel(args: argparse.Namespace, player: _Player) -> Any:
     from rllib_gigpo.config import GiGPOConfig
     from rllib_gigpo.evaluate.panel import Panel
@@ -158,28 +195,32 @@ def _chat(args: argparse.Namespace, player: _Player) -> Iterator[Any]:
         finally:
             chat.close()
         return
-    from rllib_gigpo.config import GiGPOConfig
     from rllib_gigpo.evaluate.local import LocalModel
     from rllib_gigpo.trained import playable
 
     with playable(player.model, trust=args.trust_checkpoint) as model:
-        config = (
-            GiGPOConfig()
-            .environment(player.env, env_config=player.env_config)
-            .agent(profile=player.profile)
-            .llm(
-                model=model,
-                eval_temperature=player.limits["temperature"],
-                max_prompt_tokens=player.limits["max_prompt_tokens"],
-                max_response_tokens=player.limits["max_response_tokens"],
-                max_num_seqs=args.workers,
-            )
-        )
-        chat = LocalModel(config)
+        chat = LocalModel(_config(args, player, model))
         try:
             yield chat
         finally:
             chat.close()
+
+
+def _config(args: argparse.Namespace, player: _Player, model: str) -> Any:
+    from rllib_gigpo.config import GiGPOConfig
+
+    return (
+        GiGPOConfig()
+        .environment(player.env, env_config=player.env_config)
+        .agent(profile=player.profile)
+        .llm(
+            model=model,
+            eval_temperature=player.limits["temperature"],
+            max_prompt_tokens=player.limits["max_prompt_tokens"],
+            max_response_tokens=player.limits["max_response_tokens"],
+            max_num_seqs=args.workers,
+        )
+    )
 
 
 def _told(done: int, total: int) -> None:

@@ -16,6 +16,7 @@ from rllib_gigpo.models.loading import (
     model_class,
     number_of_embeddings,
     number_of_parameters,
+    number_of_positions,
     stop_token_ids,
     without_progress_bars,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "model_class",
     "number_of_embeddings",
     "number_of_parameters",
+    "number_of_positions",
     "stop_token_ids",
     "without_progress_bars",
 ]

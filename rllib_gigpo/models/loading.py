@@ -148,6 +148,12 @@ def number_of_embeddings(path: str) -> int:
     return int(config.get_text_config().vocab_size)
 
 
+def number_of_positions(path: str) -> int:
+    """Return the longest prompt plus response, in tokens, of the model of a folder or id."""
+    config = _load(transformers.AutoConfig.from_pretrained, "model config", path)
+    return int(config.get_text_config().max_position_embeddings)
+
+
 def load_generation_config(path: str) -> transformers.GenerationConfig:
     """Load the generation settings of a folder or id, from its config where it has no own file."""
     try:

@@ -9,7 +9,7 @@ import pytest
 from rllib_gigpo import AgentProfile, ChatTemplate, NoMemory, TagParser
 from rllib_gigpo.evaluate.agents import PromptedAgent
 from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError, _sent, cut_after
-from rllib_gigpo.evaluate.main import _told, main
+from rllib_gigpo.evaluate.main import _told, fitting_limits, main
 from rllib_gigpo.evaluate.panel import Panel, evaluate, read_episodes
 from rllib_gigpo.evaluate.results import result_table, summarise
 from rllib_gigpo.models import load_causal_lm
@@ -278,6 +278,48 @@ def test_progress_fills_no_log(is_terminal: bool, monkeypatch, capsys):
     assert printed.endswith("100/100 episodes\n")
     # One line that is written over and over, or one line per tenth.
     assert printed.count("\n") == (1 if is_terminal else 10)
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ((None, None), (1536, 512)),
+        ((None, 4), (2044, 4)),
+        ((2000, None), (2000, 48)),
+        ((1000, None), (1000, 512)),
+        ((3000, None), (3000, 1)),
+        ((100, 8), (100, 8)),
+    ],
+)
+def test_limits_that_nobody_named_fit_into_the_model(named, expected):
+    found = fitting_limits(2048, *named)
+    assert (found["max_prompt_tokens"], found["max_response_tokens"]) == expected
+
+
+def test_a_small_model_shares_its_positions_and_a_large_one_gets_the_defaults():
+    assert fitting_limits(600, None, None) == {"max_prompt_tokens": 300, "max_response_tokens": 300}
+    whole = {"max_prompt_tokens": 2048, "max_response_tokens": 512}
+    assert fitting_limits(32768, None, None) == fitting_limits(2560, None, None) == whole
+
+
+def test_default_limits_are_cut_to_what_a_local_model_can_hold(tmp_path: Path, capsys):
+    # Tiny models have 2048 positions: 2044 for the prompt are left beside 4 for the response.
+    arguments = ["KeyDoor", "--model=tiny", "--tasks=1", "--max-steps=1", "--quiet"]
+    assert main([*arguments, "--max-response-tokens=4", f"--output={tmp_path}"]) == 0
+    told = "model 'tiny' has 2048 positions, so --max-prompt-tokens=2044 --max-response-tokens=4\n"
+    assert told in capsys.readouterr().out
+    decoding = json.loads((tmp_path / "settings.json").read_text())["decoding"]
+    assert (decoding["max_prompt_tokens"], decoding["max_response_tokens"]) == (2044, 4)
+
+
+def test_named_limits_that_a_local_model_cannot_hold_are_refused_by_their_names(tmp_path, capsys):
+    limits = ["--max-prompt-tokens=2048", "--max-response-tokens=4"]
+    with pytest.raises(SystemExit):
+        main(["KeyDoor", "--model=tiny", "--tasks=1", *limits, f"--output={tmp_path / 'out'}"])
+    assert (
+        "--max-prompt-tokens=2048 and --max-response-tokens=4 are 2052 tokens together, but the "
+        "model has 2048 positions: lower one of them"
+    ) in capsys.readouterr().err
 
 
 def test_a_local_model_is_evaluated_the_same_way(tmp_path: Path):
