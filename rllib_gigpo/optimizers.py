@@ -30,9 +30,10 @@ def build_optimizer(groups: Sequence[Parameters], config: GiGPOConfig) -> torch.
     ]
     if config.optimizer_name != "adamw":
         return torch.optim.SGD(with_rates)
+    first, second = config.adam_betas
     return torch.optim.AdamW(
         with_rates,
-        betas=tuple(config.adam_betas),
+        betas=(first, second),
         weight_decay=config.weight_decay,
         # Torch steps sharded and whole parameters one after the other only.
         foreach=False if config.sharding == "fsdp" and config.critic == "model" else None,
