@@ -21,7 +21,7 @@ _NUMBER = bool | int | float | np.bool_ | np.number
 # Of the keys of an info that mean something: what their values may be.
 _INFO_KINDS: dict[str, tuple[Any, str]] = {
     "task": (str, "a string"),
-    "task_id": (str | int | np.integer, "a string"),
+    "task_id": (str | int | np.integer, "a string or an integer"),
     "task_type": (str, "a string"),
     "admissible_actions": (list | tuple, "a list of strings"),
     "is_action_valid": (_FLAG, "a bool"),

@@ -146,7 +146,8 @@ def check_whole(place: Place) -> None:
     """Compare every file of a checkpoint with its manifest.
 
     Raises:
-        CheckpointError: It has none, or a file is missing or another one; the first is named.
+        CheckpointError: It has none, or a file is missing, another one, or cannot be read; the
+            first is named.
     """
     _check_files(place, _manifest(place)["files"])
 
@@ -218,7 +219,7 @@ def _manifest(place: Place) -> dict[str, Any]:
             raise ValueError(f"format {known!r}, expected {FORMAT}")
         for told in files.values():
             _ = told["bytes"], told["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the checkpoint {place.path} is not whole: {MANIFEST} cannot be read ({error!r}); "
             f"{_cure(place)}"
@@ -228,18 +229,25 @@ def _manifest(place: Place) -> dict[str, Any]:
 
 def _check_files(place: Place, files: Mapping[str, Mapping[str, Any]]) -> None:
     for name, told in files.items():
-        found = place.filesystem.get_file_info(f"{place.path}/{name}")
-        if not found.is_file:
-            fault = "is missing"
-        elif found.size != told["bytes"]:
-            fault = f"has {found.size} bytes, expected {told['bytes']}"
-        elif _digest(place, name) != told["sha256"]:
-            fault = "is not what was written: its checksum differs"
-        else:
-            continue
-        raise CheckpointError(
-            f"the checkpoint {place.path} is not whole: {name} {fault}; {_cure(place)}"
-        )
+        fault = _fault(place, name, told)
+        if fault is not None:
+            raise CheckpointError(
+                f"the checkpoint {place.path} is not whole: {name} {fault}; {_cure(place)}"
+            )
+
+
+def _fault(place: Place, name: str, told: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a file, or None."""
+    found = place.filesystem.get_file_info(f"{place.path}/{name}")
+    if not found.is_file:
+        return "is missing"
+    if found.size != told["bytes"]:
+        return f"has {found.size} bytes, expected {told['bytes']}"
+    try:
+        is_same = _digest(place, name) == told["sha256"]
+    except OSError as error:
+        return f"cannot be read ({error})"
+    return None if is_same else "is not what was written: its checksum differs"
 
 
 def _digest(place: Place, name: str) -> str:

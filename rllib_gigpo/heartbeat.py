@@ -45,16 +45,14 @@ class Beat(NamedTuple):
 
 @contextmanager
 def beating(beat: Beat) -> Iterator[None]:
-    """Beat while the block runs."""
+    """Beat while the block runs; afterwards nothing is left of it in the store."""
     is_over = threading.Event()
 
     def count() -> None:
         number = 0
         while not is_over.wait(beat.every_s):
             number += 1
-            # Where the store does not answer, Ray has a trouble of its own, which it reports.
-            with contextlib.suppress(Exception):
-                _put(beat.key, number)
+            _put(beat.key, number)
 
     _put(beat.key, 0)
     thread = threading.Thread(target=count, name="heartbeat", daemon=True)
@@ -63,6 +61,9 @@ def beating(beat: Beat) -> Iterator[None]:
         yield
     finally:
         is_over.set()
+        # A beat that is under way would otherwise stay in the store for ever.
+        thread.join(_SLOWEST_BEAT_S)
+        _forget(beat.key)
 
 
 def call_beating(
@@ -98,10 +99,20 @@ class Listener:
         self._heard[beat.key] = (self._heard[beat.key][0], time.monotonic())
 
     def close(self) -> None:
-        """Forget the calls."""
+        """Forget the calls, also those whose process was killed."""
         for key in self._heard:
-            _internal_kv_del(key, namespace=_NAMESPACE)
+            _forget(key)
+
+
+# Where the store does not answer, Ray has a trouble of its own, which it reports: the work that
+# beats is not to fail for it.
 
 
 def _put(key: str, number: int) -> None:
-    _internal_kv_put(key, str(number), namespace=_NAMESPACE)
+    with contextlib.suppress(Exception):
+        _internal_kv_put(key, str(number), namespace=_NAMESPACE)
+
+
+def _forget(key: str) -> None:
+    with contextlib.suppress(Exception):
+        _internal_kv_del(key, namespace=_NAMESPACE)

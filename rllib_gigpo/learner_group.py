@@ -12,7 +12,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.annotations import override
 
 from rllib_gigpo.checkpoints import CheckpointError
-from rllib_gigpo.watched_actors import LearnerActors
+from rllib_gigpo.watched_actors import LearnerActors, LearnerError
 
 if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
@@ -97,6 +97,12 @@ class ShardedLearnerGroup(LLMLearnerGroup):
     @contextmanager
     def _gathered(self) -> Iterator[None]:
         self._all("gather_state")
-        yield
-        # Not where it failed: then there is nobody left to let go of anything.
+        try:
+            yield
+        except LearnerError:
+            raise  # There is nobody left to let go of anything.
+        except BaseException:
+            # A disk that refused, say: the run may go on, and is not to be read as it was then.
+            self._all("release_state")
+            raise
         self._all("release_state")

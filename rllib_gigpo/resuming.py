@@ -55,9 +55,13 @@ def train_to(
         What `then` returned.
 
     Raises:
-        LearnerError: Learners failed more often than `max_failures`.
+        LearnerError: Learners failed more often than `max_failures`, or could not be built.
         CheckpointError: A checkpoint could not be written; the ones before are untouched.
+        ValueError: `checkpoint_every` or `keep` is below 1.
     """
+    for name, value in (("checkpoint_every", checkpoint_every), ("keep", keep)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: expected at least 1")
     folder = Path(folder).absolute()
     failures = 0
     while True:
@@ -69,8 +73,8 @@ def train_to(
                     on_result(result)
                 done = algorithm.num_updates
                 if done % checkpoint_every == 0 or done >= iterations:
-                    algorithm.save_to_path(folder / f"checkpoint_{done:06d}")
-                    _forget_old(folder, keep)
+                    algorithm.save_to_path(_checkpoint(folder, done))
+                    _forget_others(folder, done, keep)
             return then(algorithm)
         except LearnerError as error:
             failures += 1
@@ -103,7 +107,11 @@ def _start(config: GiGPOConfig, folder: Path) -> GiGPO:
     if checkpoint is None:
         RunFolder(folder).clear()
     else:
-        algorithm.restore_from_path(checkpoint)
+        try:
+            algorithm.restore_from_path(checkpoint)
+        except BaseException:
+            algorithm.stop()
+            raise
     return algorithm
 
 
@@ -115,7 +123,19 @@ def _checkpoints(folder: Path) -> list[Path]:
     return [folder / f"checkpoint_{n}" for n in sorted({m.group(1) for m in found if m}, key=int)]
 
 
-def _forget_old(folder: Path, keep: int) -> None:
-    for path in _checkpoints(folder)[:-keep]:
-        for each in (path, path.with_name(f"{path.name}.previous")):
-            shutil.rmtree(each, ignore_errors=True)
+def _forget_others(folder: Path, done: int, keep: int) -> None:
+    """Remove all but the newest checkpoints up to now.
+
+    Later ones are damaged, or of a branch that a rollback has left: nobody is to go on from them.
+    """
+    newest = _checkpoint(folder, done)
+    found = _checkpoints(folder)
+    kept = found[: found.index(newest) + 1][-keep:]
+    for path in found:
+        if path not in kept:
+            for each in (path, path.with_name(f"{path.name}.previous")):
+                shutil.rmtree(each, ignore_errors=True)
+
+
+def _checkpoint(folder: Path, done: int) -> Path:
+    return folder / f"checkpoint_{done:06d}"

@@ -40,6 +40,7 @@ class WatchedActors(FaultTolerantActorManager):
 
     limit_s: float | None
     num_silent: int
+    _beats: dict[Any, Beat]
 
     @classmethod
     def take_over(cls, manager: FaultTolerantActorManager, limit_s: float | None) -> Self:
@@ -49,8 +50,6 @@ class WatchedActors(FaultTolerantActorManager):
         watched.limit_s, watched.num_silent = limit_s, 0
         watched._beats = {}
         return watched
-
-    _beats: dict[Any, Beat]
 
     @property
     def _look_every_s(self) -> float | None:

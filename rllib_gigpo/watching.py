@@ -54,6 +54,7 @@ class Watchdog(RLlibCallback):
         self._known: set[tuple[str, str, int]] = set()
         self._best = BestWeights(run_path(algorithm) / "watchdog")
         self._rolls_back = algorithm.config.on_collapse == "rollback"
+        self._has_begun = False
         self._fresh: list[Alarm] = []
         self.alarms: list[Alarm] = []
         self.num_alarms = 0
@@ -74,7 +75,10 @@ class Watchdog(RLlibCallback):
             self._history = [dict(line) for line in recorder.lines]
         self._history = [line for line in self._history if line["iteration"] <= iteration]
         if self._rolls_back:
+            if iteration == 0 and not self._has_begun:
+                self._best.forget_all()
             self._best.forget_after(iteration)
+        self._has_begun = True
         if self._rolls_back and self._best.wants(iteration, self._algorithm.config.best_every):
             self._best.save(self._algorithm, iteration)
 
@@ -149,7 +153,8 @@ class Watchdog(RLlibCallback):
         factor = algorithm.config.rollback_lr_factor**self.rollbacks
         learners: Any = algorithm.learner_group
         for answer in learners.foreach_learner(methodcaller("set_lr_factor", factor)):
-            answer.get()
+            if not answer.ok:
+                raise answer.get()
         self._known, self.alarms = set(), []
         message = f"rolled back from iteration {left} to {best}; learning rates times {factor:g}"
         _LOG.warning("%s", message)
@@ -194,6 +199,12 @@ class BestWeights:
         """Whether the weights after so many iterations are to be saved."""
         is_due = self.iteration is None or iteration % every == 0
         return is_due and self._candidate is None and iteration != self.iteration
+
+    def forget_all(self) -> None:
+        """Forget the weights of another run that was in the folder before."""
+        if self._state:
+            self._state = {}
+            self._write()
 
     def forget_after(self, iteration: int) -> None:
         """Forget weights of a branch that the run has left for an earlier checkpoint."""

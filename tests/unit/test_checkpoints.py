@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow.fs
 import pytest
 
+from rllib_gigpo import checkpoints
 from rllib_gigpo.checkpoints import (
     MANIFEST,
     CheckpointError,
@@ -206,6 +207,18 @@ def test_a_disk_that_is_really_full_keeps_the_old(tmp_path):
         saved(checkpoint)  # there is room again
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_damage(tmp_path, monkeypatch):
+    saved(tmp_path / "checkpoint")
+
+    def fail(place, name):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoints, "_digest", fail)
+    with pytest.raises(CheckpointError, match=r"cannot be read .*Input/output error.*restore an"):
+        check_whole(Place.of(tmp_path / "checkpoint"))
+    assert not is_whole(Place.of(tmp_path / "checkpoint"))
 
 
 def test_a_part_is_compared_with_the_manifest_of_the_whole(tmp_path):

@@ -72,10 +72,10 @@ def test_a_call_beats_while_it_runs_and_not_afterwards(store):
 
     assert call_beating(work, beat, 6, factor=7) == 42
     assert len(seen) == 3
+    assert store == {}
     with beating(beat):
-        pass
-    last = store["call"]
-    assert int(last) <= 1
+        assert "call" in store
+    assert store == {}
 
 
 def test_a_store_that_does_not_answer_does_not_end_the_call(store, monkeypatch):
@@ -84,10 +84,10 @@ def test_a_store_that_does_not_answer_does_not_end_the_call(store, monkeypatch):
 
     def refuse(*arguments, **options):
         calls.append(arguments)
-        if len(calls) > 1:
-            raise OSError("no answer")
+        raise OSError("no answer")
 
     monkeypatch.setattr(heartbeat, "_internal_kv_put", refuse)
+    monkeypatch.setattr(heartbeat, "_internal_kv_del", refuse)
     with beating(beat):
         while len(calls) < 4:
             pass

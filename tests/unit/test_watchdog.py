@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_gigpo import GiGPOConfig
+from rllib_gigpo.recording.folder import read_json, write_json
 from rllib_gigpo.recording.rollout_rows import worst_episodes
 from rllib_gigpo.repetition import is_repeating
 from rllib_gigpo.watchdog import SIGNALS, Limits, find_alarms
-from rllib_gigpo.watching import limits_of
+from rllib_gigpo.watching import Watchdog, limits_of
 
 # A run that learns: returns rise from 0.2 to 0.9, and everything else drifts as it does in such
 # runs; groups end alike because they all win.
@@ -321,3 +324,26 @@ class TestSettings:
         assert gap(max_staleness=1) is None
         bf16 = GiGPOConfig().llm(dtype="bfloat16").watchdog(patience=3)
         assert limits_of(bf16) == Limits(patience=3, engine_gap=pytest.approx(0.24))
+
+
+def test_a_new_run_forgets_the_best_weights_of_another_one_in_its_folder(tmp_path):
+    best = tmp_path / "watchdog" / "best.json"
+    write_json(best, {"iteration": 0, "return": 9.0, "rollbacks": 1})
+    saved: list[str] = []
+    config = GiGPOConfig().watchdog(on_collapse="rollback", best_every=1)
+    algorithm: Any = SimpleNamespace(
+        config=config.recording(folder=str(tmp_path)),
+        recorder=None,
+        _storage=None,
+        save_to_path=saved.append,
+    )
+    watchdog = Watchdog(algorithm)
+    watchdog.begin(0)
+    assert saved == [str(tmp_path / "watchdog" / "after_000000")]
+    assert read_json(best) == {}
+    # After a rollback to the beginning the same run knows its own.
+    write_json(best, {"iteration": 0, "return": 1.0, "rollbacks": 1})
+    watchdog = Watchdog(algorithm)
+    watchdog.begin(1)
+    watchdog.begin(0)
+    assert watchdog.rollbacks == 1
