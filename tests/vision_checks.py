@@ -19,6 +19,7 @@ from rllib_gigpo.models import load_causal_lm, load_tokenizer
 from rllib_gigpo.sequences import pack, response_logps
 from rllib_gigpo.vision.sight import Sight, load_sight
 from tests.vision_models import build_folder, make_model, picture, plain_logps, prompt_of
+from tests.with_vllm import tiny_settings
 
 EXACT = 1e-4
 
@@ -95,17 +96,9 @@ def check_adapter(engine: Engine, folder: Path, prompts: list[Encoded], sight: S
 def check_vllm(family: str, folder: Path) -> None:
     """Answers before and after syncs: of an adapter, and of everything, the vision tower too."""
     from rllib_gigpo.engines.vllm.engine import VLLMEngine
-    from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
     tokenizer, sight, model = loaded(build_folder(folder, family))
-    settings = VLLMSettings(
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=8,
-        kv_cache_memory_bytes=1 << 20,
-        enable_lora=True,
-        max_lora_rank=8,
-    )
+    settings = tiny_settings(max_num_seqs=8, kv_cache_memory_bytes=1 << 20)
     engine = VLLMEngine({"default_policy": str(folder)}, settings)
     try:
         prompts = prompts_of(tokenizer, sight)

@@ -15,6 +15,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_gigpo import GiGPOConfig, LoRASettings
 from rllib_gigpo.gigpo import GiGPO, engine_bundles, training_tasks
 from tests.tiny_runs import tiny_config
+from tests.with_vllm import skip_without_vllm
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -32,8 +33,7 @@ def vllm_config(**engines) -> GiGPOConfig:
 
 @pytest.fixture(scope="module")
 def algorithm(local_ray):
-    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
-        pytest.importorskip("vllm")
+    skip_without_vllm()
     algorithm = vllm_config().build_algo()
     yield algorithm
     algorithm.stop()
@@ -141,8 +141,7 @@ def test_resources_of_a_trial_hold_the_engine_bundles():
 
 
 def test_an_engine_that_comes_back_serves_the_newest_adapter(local_ray):
-    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
-        pytest.importorskip("vllm")
+    skip_without_vllm()
     config = (
         tiny_config(kl_coeff=0.01, invalid_action_penalty=0.5, optimizer_name="adamw", lr=0.05)
         .llm(lora=LoRASettings(rank=4, alpha=8))
