@@ -18,7 +18,7 @@ from rllib_gigpo.lora import LoRASettings, adapter_weights, add_adapter
 from rllib_gigpo.models import load_causal_lm, load_tokenizer
 from rllib_gigpo.sequences import pack, response_logps
 from rllib_gigpo.vision.sight import Sight, load_sight
-from tests.vision_models import build_folder, make_model, picture, plain_logps, prompt_of
+from tests.vision_models import build_folder, make_model, plain_logps, various_prompts
 from tests.with_vllm import tiny_settings
 
 EXACT = 1e-4
@@ -31,16 +31,9 @@ def loaded(folder: Path) -> tuple[Any, Sight, Any]:
 
 
 def prompts_of(tokenizer: Any, sight: Sight) -> list[Encoded]:
-    """Two pictures of different sizes in several places, a text, and a repeated prompt."""
-    first, second = picture(0), picture(1, 72, 40)
-    texts = (
-        ("where is the ", first, "box ?"),
-        (first, " before . now ", second),
-        ("left or right",),
-        ("where is the ", second, "box ?"),
-        ("where is the ", first, "box ?"),
-    )
-    return [prompt_of(tokenizer, sight, *parts) for parts in texts]
+    """Those of `various_prompts`, and the first one again."""
+    prompts = various_prompts(tokenizer, sight)
+    return [*prompts, prompts[0]]
 
 
 def ask(engine: Engine, prompts: Sequence[Encoded], tokens: int = 6) -> list[Completion]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engine_client import MAX_MODEL_LEN, MODELS, Client, model_of
-from tiny_models import build_tiny_folder
+from tiny_models import build_tiny_folders
 from transformers import PreTrainedModel
 
 from rllib_gigpo.engines.base import Engine
@@ -20,11 +20,7 @@ from tests.with_vllm import tiny_settings, vllm
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {
-        name: build_tiny_folder(root / name, family, tied=tied)
-        for name, (family, tied) in MODELS.items()
-    }
+    return build_tiny_folders(tmp_path_factory.mktemp("models"), MODELS)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import Family, build_tiny_folder, forward_logps, tiny_adapter, tiny_model
+from tiny_models import Family, build_tiny_folders, forward_logps, tiny_adapter, tiny_model
 
 from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling, generate_batch
 from rllib_gigpo.engines.vllm.engine import VLLMEngine
@@ -39,11 +39,7 @@ EXACT = 1e-4
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {
-        name: build_tiny_folder(root / name, family, tied=tied)
-        for name, (family, tied) in MODELS.items()
-    }
+    return build_tiny_folders(tmp_path_factory.mktemp("models"), MODELS)
 
 
 @pytest.fixture(scope="module")
