@@ -9,6 +9,7 @@ from gymnasium.error import ResetNeeded
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from envs.spaces import TextSpace
+from envs.turns import TeamStep, move_of
 
 SOLVER, VERIFIER = "solver", "verifier"
 _VERDICTS = ["right", "wrong"]
@@ -77,27 +78,15 @@ class ArithmeticTeam(MultiAgentEnv):
         self._was_valid: dict[str, bool] = {}
         return {SOLVER: self._question()}, {SOLVER: self._info(SOLVER, won=False)}
 
-    def step(
-        self, action_dict: dict[str, str]
-    ) -> tuple[
-        dict[str, str],
-        dict[str, float],
-        dict[str, bool],
-        dict[str, bool],
-        dict[str, dict[str, Any]],
-    ]:
+    def step(self, action_dict: dict[str, str]) -> TeamStep:
         """Take what the agent whose turn it is says.
 
         Raises:
             ResetNeeded: No episode is running.
             ValueError: Another agent acted, or more than one.
         """
-        mover = self._turn
-        if mover is None:
-            raise ResetNeeded("no episode is running; call reset() first")
-        if list(action_dict) != [mover]:
-            raise ValueError(f"it is the turn of {mover}, got actions of {sorted(action_dict)}")
-        said = action_dict[mover].strip()
+        mover, action = move_of(self._turn, action_dict)
+        said = action.strip()
         if mover == SOLVER:
             self._was_valid[SOLVER] = said.isascii() and said.isdecimal()
             self._answer = str(int(said)) if self._was_valid[SOLVER] else "none"
@@ -130,7 +119,7 @@ class ArithmeticTeam(MultiAgentEnv):
 
     def _told(
         self, agents: list[str], rewards: dict[str, float], *, is_over: bool, won: bool
-    ) -> tuple[Any, ...]:
+    ) -> TeamStep:
         over = dict.fromkeys([*agents, "__all__"], is_over)
         return (
             {agent: self._seen(agent) for agent in agents},

@@ -7,6 +7,7 @@ from typing import Any
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from envs.key_door import KeyDoor, View
+from envs.turns import TeamStep, move_of
 
 _AGENTS = ["agent_0", "agent_1"]
 
@@ -59,25 +60,16 @@ class KeyDoorTeam(MultiAgentEnv):
         self._was_valid: dict[str, bool] = {}
         return {_AGENTS[0]: observation}, {_AGENTS[0]: info}
 
-    def step(
-        self, action_dict: dict[str, str]
-    ) -> tuple[
-        dict[str, str],
-        dict[str, float],
-        dict[str, bool],
-        dict[str, bool],
-        dict[str, dict[str, Any]],
-    ]:
+    def step(self, action_dict: dict[str, str]) -> TeamStep:
         """Play the move of the agent whose turn it is.
 
         Raises:
             ValueError: Another agent acted, or more than one.
             RuntimeError: No episode is running.
         """
-        mover, other = _AGENTS[self._turn], _AGENTS[1 - self._turn]
-        if list(action_dict) != [mover]:
-            raise ValueError(f"it is the turn of {mover}, got actions of {sorted(action_dict)}")
-        observation, reward, won, truncated, info = self._game.step(action_dict[mover])
+        mover, action = move_of(_AGENTS[self._turn], action_dict)
+        other = _AGENTS[1 - self._turn]
+        observation, reward, won, truncated, info = self._game.step(action)
         self._was_valid[mover] = info.pop("is_action_valid")
         self._turn = 1 - self._turn
 

@@ -15,6 +15,7 @@ from envs.search.questions import Split
 from envs.search.retrievers import Retriever
 from envs.search.rows import Question
 from envs.spaces import TextSpace
+from envs.turns import TeamStep, move_of
 
 SEARCHER, ANSWERER = "searcher", "answerer"
 INVALID_ACTIONS = {
@@ -100,15 +101,7 @@ class SearchTeam(MultiAgentEnv):
         self._game_info = info
         return {SEARCHER: question}, {SEARCHER: self._info(SEARCHER)}
 
-    def step(
-        self, action_dict: dict[str, str]
-    ) -> tuple[
-        dict[str, str],
-        dict[str, float],
-        dict[str, bool],
-        dict[str, bool],
-        dict[str, dict[str, Any]],
-    ]:
+    def step(self, action_dict: dict[str, str]) -> TeamStep:
         """Take the action of the agent whose turn it is.
 
         Raises:
@@ -116,18 +109,14 @@ class SearchTeam(MultiAgentEnv):
             ValueError: Another agent acted, or more than one.
             RetrieverError: The retriever cannot answer; the same action can be tried again.
         """
-        mover = self._turn
-        if mover is None:
-            raise ResetNeeded("no episode is running; call reset() first")
-        if list(action_dict) != [mover]:
-            raise ValueError(f"it is the turn of {mover}, got actions of {sorted(action_dict)}")
-        call = parse_tool_call(action_dict[mover])
+        mover, action = move_of(self._turn, action_dict)
+        call = parse_tool_call(action)
         kind = None if call is None else call.kind
         other = ANSWERER if mover == SEARCHER else SEARCHER
         ends = mover == ANSWERER and kind == "answer"
         is_valid = kind == "search" or ends
         if ends or (mover == SEARCHER and is_valid):
-            shown, reward, _, _, self._game_info = self._search.step(action_dict[mover])
+            shown, reward, _, _, self._game_info = self._search.step(action)
             self._seen[other] = shown
         else:
             reward = 0.0

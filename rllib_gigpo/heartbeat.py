@@ -21,7 +21,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 
 T = TypeVar("T")
 
-_NAMESPACE = b"rllib-gigpo-heartbeat"
+NAMESPACE = b"rllib-gigpo-heartbeat"
 _BEATS_PER_LIMIT = 10
 _SLOWEST_BEAT_S = 5.0
 
@@ -88,7 +88,7 @@ class Listener:
     def silence_s(self, beat: Beat) -> float:
         """Return for how many seconds nothing new was heard of a call."""
         last, since = self._heard[beat.key]
-        now, found = time.monotonic(), _internal_kv_get(beat.key, namespace=_NAMESPACE)
+        now, found = time.monotonic(), _internal_kv_get(beat.key, namespace=NAMESPACE)
         if found != last:
             self._heard[beat.key] = (found, now)
             return 0.0
@@ -110,9 +110,9 @@ class Listener:
 
 def _put(key: str, number: int) -> None:
     with contextlib.suppress(Exception):
-        _internal_kv_put(key, str(number), namespace=_NAMESPACE)
+        _internal_kv_put(key, str(number), namespace=NAMESPACE)
 
 
 def _forget(key: str) -> None:
     with contextlib.suppress(Exception):
-        _internal_kv_del(key, namespace=_NAMESPACE)
+        _internal_kv_del(key, namespace=NAMESPACE)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -104,6 +105,35 @@ def find_alarms(
         return []
     found = [alarm for name in signals for alarm in _DETECTORS[name](history, limits)]
     return sorted(found, key=lambda alarm: (alarm.since, SIGNALS.index(alarm.signal)))
+
+
+# What the detectors read.
+_OF_ROLLOUTS = (
+    "repeated_response_rate",
+    "valid_action_rate",
+    "uniform_group_share",
+    "success_rate",
+    "episode_return_mean",
+    "response_cut_rate",
+    "response_tokens_mean",
+)
+_OF_LEARNERS = ("entropy", "kl", "engine_logp_gap")
+
+
+def seen(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is ever looked at of an iteration; a long run keeps that of all of them."""
+    learners = line.get("learners") or {}
+    return {
+        "iteration": line["iteration"],
+        "env_runners": _only(line.get("env_runners"), _OF_ROLLOUTS),
+        "learners": {module: _only(found, _OF_LEARNERS) for module, found in learners.items()},
+    }
+
+
+def _only(values: Any, names: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        return {}
+    return {name: values[name] for name in names if name in values}
 
 
 # Detectors ---------------------------------------------------------------------------------------
@@ -241,7 +271,8 @@ def _best(points: Points, of: Callable[..., float]) -> list[float]:
     """
     values = [value for _, value in points]
     smooth = [median(values[max(0, n - 2) : n + 1]) for n in range(len(values))]
-    return [of(smooth[: max(1, n)]) for n in range(len(values))]
+    best = list(accumulate(smooth, of))
+    return best[:1] + best[:-1]
 
 
 def _down(history: History, limits: Limits) -> set[int]:

@@ -18,7 +18,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllib_gigpo.recording.folder import read_json, write_json
 from rllib_gigpo.recording.recorder import run_path
-from rllib_gigpo.watchdog import Alarm, Limits, find_alarms
+from rllib_gigpo.watchdog import Alarm, Limits, find_alarms, seen
 from rllib_gigpo.weight_sync import TOLERANCE
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ class Watchdog(RLlibCallback):
         """
         recorder = self._algorithm.recorder
         if not self._history and recorder is not None:
-            self._history = [dict(line) for line in recorder.lines]
-        self._history = [line for line in self._history if line["iteration"] <= iteration]
+            self._history = [seen(line) for line in recorder.lines()]
+        while self._history and self._history[-1]["iteration"] > iteration:
+            self._history.pop()
         if self._rolls_back:
             if iteration == 0 and not self._has_begun:
                 self._best.forget_all()
@@ -87,9 +88,7 @@ class Watchdog(RLlibCallback):
     ) -> None:
         """Look at the iteration's metrics, and tell what is wrong."""
         number = algorithm.num_updates
-        line = {"iteration": number}
-        line |= {part: result[part] for part in ("env_runners", "learners") if part in result}
-        self._history.append(line)
+        self._history.append(seen({**result, "iteration": number}))
         config = algorithm.config
         self.alarms = find_alarms(self._history, self._limits, config.watch_signals)
         self._fresh = [alarm for alarm in self.alarms if alarm.key not in self._known]

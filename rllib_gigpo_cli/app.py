@@ -8,6 +8,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -209,7 +210,7 @@ def play(
     max_prompt_tokens: PromptTokens = None,
     max_response_tokens: ResponseTokens = None,
     max_steps: MaxSteps = None,
-    trust_checkpoint: Trust = False,
+    trust: Trust = False,
 ) -> None:
     """Play an environment yourself, with exactly the model's prompt.
 
@@ -221,28 +222,12 @@ def play(
         from rllib_gigpo.playing.play import play as play_episode
         from rllib_gigpo.playing.screen import Screen
 
-        spec, agent, config = open_env(env, env_config, profile)
+        opened = open_env(env, env_config, profile)
         wishes = _Wishes(
-            player,
-            model,
-            seed,
-            temperature,
-            max_prompt_tokens,
-            max_response_tokens,
-            trust_checkpoint,
+            player, model, seed, temperature, max_prompt_tokens, max_response_tokens, trust
         )
-        screen = Screen()
-        with _seat(spec, agent, config, wishes, {}, screen) as chosen, _playing(screen):
-            played = play_episode(
-                spec.make(),
-                agent,
-                chosen,
-                name=spec.name,
-                seed=seed,
-                max_steps=max_steps,
-                watch=screen.outcome,
-            )
-            screen.end(played)
+        episode = partial(play_episode, seed=seed, max_steps=max_steps)
+        _show(episode, opened, wishes, {}, Screen())
 
 
 @app.command()
@@ -261,7 +246,7 @@ def replay(
     max_prompt_tokens: PromptTokens = None,
     max_response_tokens: ResponseTokens = None,
     max_steps: MaxSteps = None,
-    trust_checkpoint: Trust = False,
+    trust: Trust = False,
 ) -> None:
     """Re-create a recorded episode up to a step, and go on with another player."""
     with told():
@@ -277,30 +262,14 @@ def replay(
         if not isinstance(name, str):
             raise ValueError(f"{file} lies in no run folder: say --env and --env-config")
         settings = env_config or json.dumps(recorded.run.get("env_config") or {})
-        spec, agent, config = open_env(name, settings, profile)
+        opened = open_env(name, settings, profile)
         wishes = _Wishes(
-            player,
-            model,
-            seed,
-            temperature,
-            max_prompt_tokens,
-            max_response_tokens,
-            trust_checkpoint,
+            player, model, seed, temperature, max_prompt_tokens, max_response_tokens, trust
         )
         screen, known = Screen(), recorded.run.get("settings") or {}
         screen.line(f"re-creating {start} of {recorded.length} steps (seed {recorded.seed}) ...")
-        with _seat(spec, agent, config, wishes, known, screen) as chosen, _playing(screen):
-            played = replay_episode(
-                recorded,
-                spec.make(),
-                agent,
-                chosen,
-                start=start,
-                name=spec.name,
-                max_steps=max_steps,
-                watch=screen.outcome,
-            )
-            screen.end(played)
+        episode = partial(replay_episode, recorded, start=start, max_steps=max_steps)
+        _show(episode, opened, wishes, known, screen)
 
 
 @dataclass(frozen=True)
@@ -313,7 +282,29 @@ class _Wishes:
     temperature: float | None
     max_prompt_tokens: int | None
     max_response_tokens: int | None
-    trust_checkpoint: bool
+    trust: bool
+
+
+def _show(
+    episode: Callable[..., Any],
+    opened: tuple[Any, Any, dict[str, Any]],
+    wishes: _Wishes,
+    known: Mapping[str, Any],
+    screen: Any,
+) -> None:
+    """Let the chosen player play an episode on the screen.
+
+    Args:
+        episode: What plays it, of (env, profile, player).
+        opened: Environment, agent profile and settings of the environment.
+        wishes: The options that say who plays.
+        known: Settings of the run that an episode was recorded in, for limits not given.
+        screen: Where it is shown.
+    """
+    spec, agent, config = opened
+    with _seat(spec, agent, config, wishes, known, screen) as player, _playing(screen):
+        played = episode(spec.make(), agent, player, name=spec.name, watch=screen.outcome)
+        screen.end(played)
 
 
 @contextmanager
@@ -344,7 +335,7 @@ def _seat(
     if wishes.model is not None or who == "model":
         if wishes.model is None:
             raise ValueError("--player model: say which one with --model")
-        with playable(wishes.model, trust=wishes.trust_checkpoint) as model:
+        with playable(wishes.model, trust=wishes.trust) as model:
             limits = _limits(wishes, wishes.model, known)
             player = ModelPlayer(model, spec.name, config, agent, seed=wishes.seed, **limits)
             yield answered(screen, player)
@@ -367,7 +358,7 @@ def _limits(wishes: _Wishes, model: str, known: Mapping[str, Any]) -> dict[str, 
     found = {name: known[name] for name in names if isinstance(known.get(name), int)}
     checkpoint = find_checkpoint(model)
     if checkpoint is not None:
-        trained = trained_as(checkpoint, trust=wishes.trust_checkpoint)
+        trained = trained_as(checkpoint, trust=wishes.trust)
         found |= {name: getattr(trained, name) for name in names}
         found["temperature"] = trained.eval_temperature
     given = {name: getattr(wishes, name) for name in (*names, "temperature")}

@@ -24,12 +24,18 @@ def program(name: str) -> str:
     return f"python -m rllib_gigpo.{name.replace('-', '_')}"
 
 
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Return an empty parser; a description of several lines is shown as it is written."""
+    raw, wrapped = argparse.RawDescriptionHelpFormatter, argparse.HelpFormatter
+    lines = raw if "\n" in description else wrapped
+    return argparse.ArgumentParser(
+        prog=program(name), description=description, formatter_class=lines
+    )
+
+
 def quickstart_parser() -> argparse.ArgumentParser:
     """Return the parser of `quickstart`."""
-    parser = argparse.ArgumentParser(
-        prog=program("quickstart"),
-        description="GiGPO teaches a from-scratch language model to play KeyDoor.",
-    )
+    parser = _parser("quickstart", "GiGPO teaches a from-scratch language model to play KeyDoor.")
     add = parser.add_argument
     add("--algo", default="gigpo", metavar="NAME", help="a preset: gigpo, grpo, rloo, ppo, ...")
     add("--seed", type=int, default=0)
@@ -40,9 +46,7 @@ def quickstart_parser() -> argparse.ArgumentParser:
 
 def check_parser() -> argparse.ArgumentParser:
     """Return the parser of `check`."""
-    parser = argparse.ArgumentParser(
-        prog=program("check"), description="Check a run before it costs GPU hours."
-    )
+    parser = _parser("check", "Check a run before it costs GPU hours.")
     add = parser.add_argument
     add("--no-step", action="store_true", help="leave out the training step")
     add("--gpu-gib", type=float, help="memory of a GPU; more than it is a fault")
@@ -53,9 +57,8 @@ def check_parser() -> argparse.ArgumentParser:
 
 def check_env_parser() -> argparse.ArgumentParser:
     """Return the parser of `check-env`."""
-    parser = argparse.ArgumentParser(
-        prog=program("check-env"),
-        description="Check an environment: its contract, its episodes, its prompts, its anchors.",
+    parser = _parser(
+        "check-env", "Check an environment: its contract, its episodes, its prompts, its anchors."
     )
     _add_env(parser)
     add = parser.add_argument
@@ -73,10 +76,7 @@ def check_env_parser() -> argparse.ArgumentParser:
 
 def record_parser() -> argparse.ArgumentParser:
     """Return the parser of `record`."""
-    parser = argparse.ArgumentParser(
-        prog=program("record"),
-        description="Record episodes of an environment for a supervised warm start.",
-    )
+    parser = _parser("record", "Record episodes of an environment for a supervised warm start.")
     _add_env(parser)
     add = parser.add_argument
     add(
@@ -93,9 +93,8 @@ def record_parser() -> argparse.ArgumentParser:
 
 def sft_parser() -> argparse.ArgumentParser:
     """Return the parser of `sft`."""
-    parser = argparse.ArgumentParser(
-        prog=program("sft"),
-        description="Train a model on recorded prompts and responses (see rllib-gigpo record).",
+    parser = _parser(
+        "sft", "Train a model on recorded prompts and responses (see rllib-gigpo record)."
     )
     add = parser.add_argument
     models = "tiny (with the words of the data), smollm2-135m, id, folder"
@@ -115,10 +114,7 @@ def sft_parser() -> argparse.ArgumentParser:
 
 def export_parser() -> argparse.ArgumentParser:
     """Return the parser of `export`."""
-    parser = argparse.ArgumentParser(
-        prog=program("export"),
-        description="Write a trained policy as a Hugging Face folder.",
-    )
+    parser = _parser("export", "Write a trained policy as a Hugging Face folder.")
     add = parser.add_argument
     add("checkpoint", help="folder of an RLlib checkpoint")
     add("output", help="folder to write, new or empty")
@@ -133,9 +129,9 @@ def export_parser() -> argparse.ArgumentParser:
 
 def compare_parser() -> argparse.ArgumentParser:
     """Return the parser of `compare`."""
-    parser = argparse.ArgumentParser(
-        prog=program("compare"),
-        description="""\
+    parser = _parser(
+        "compare",
+        """\
 Compare algorithms over seeds on one environment.
 
     rllib-gigpo compare --algos gigpo,grpo,rloo --seeds 5 --env KeyDoor
@@ -145,7 +141,6 @@ All runs of a seed start from the same model and train for the same number of en
 Each is a file when it is finished; the same command goes on where it was stopped. The output folder
 gets comparison.md, comparison.tex, comparison.json and curves.png (success against environment
 steps, tokens and wall-clock).""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--algos", default="gigpo,grpo,rloo", help="presets, by commas; the first is compared")
@@ -153,13 +148,10 @@ steps, tokens and wall-clock).""",
     add("--env-steps", type=int, default=50_000, help="of each run, at least; %(default)s")
     add("--config", metavar="FILE:NAME", help="function (algo, seed) -> GiGPOConfig")
     add("--env", default="KeyDoor", help=f"{_ENV}; %(default)s")
-    add("--env-config", default="{}", metavar="JSON", help="constructor arguments")
-    add("--profile", default=None, metavar="MODULE:NAME", help=_OWN_PROFILE)
+    _add_world(parser, "constructor arguments", _OWN_PROFILE)
     add("--model", default="tiny", help="any name of llm(model=...); %(default)s")
-    limit = "by default 64 in KeyDoor, else 2048"
-    add("--max-prompt-tokens", type=int, default=None, help=limit)
-    limit = "by default 8 in KeyDoor, 64 of tiny models elsewhere, else 512"
-    add("--max-response-tokens", type=int, default=None, help=limit)
+    of_response = "8 in KeyDoor, 64 of tiny models elsewhere, else 512"
+    _add_limits(parser, "64 in KeyDoor, else 2048", of_response)
     add("--episodes", type=int, default=128, help="per iteration, in groups of 8; %(default)s")
     warm = "random ones that teach tiny the format; %(default)s"
     add("--warm-episodes", type=int, default=400, help=warm)
@@ -173,9 +165,9 @@ steps, tokens and wall-clock).""",
 
 def evaluate_parser() -> argparse.ArgumentParser:
     """Return the parser of `evaluate`."""
-    parser = argparse.ArgumentParser(
-        prog=program("evaluate"),
-        description="""\
+    parser = _parser(
+        "evaluate",
+        """\
 Evaluate a model or a prompted agent on a fixed panel of tasks.
 
     rllib-gigpo evaluate runs/alfworld/checkpoint --tasks 140
@@ -188,15 +180,12 @@ serves (vllm serve, ...). A checkpoint brings its environment, agent profile, to
 temperature; options replace them. The panel is the same on every machine. Every episode is written
 down as it ends, so the same command goes on where it was stopped. The output folder gets
 episodes.jsonl, result.json, table.md and table.tex.""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     what = f"{_ENV}; or a checkpoint, or the folder of a run that holds one"
     add("what", metavar="ENV_OR_CHECKPOINT", help=what)
-    arguments = "constructor arguments, on top of the checkpoint's"
-    add("--env-config", default="{}", metavar="JSON", help=arguments)
     profile = "by default the checkpoint's, else the environment's own"
-    add("--profile", default=None, metavar="MODULE:NAME", help=profile)
+    _add_world(parser, "constructor arguments, on top of the checkpoint's", profile)
     models = "checkpoint, Hugging Face id or folder, or the server's name"
     add("--model", default=None, help=models)
     add("--endpoint", default=None, metavar="URL", help="OpenAI-compatible server, up to /v1")
@@ -205,9 +194,8 @@ episodes.jsonl, result.json, table.md and table.tex.""",
     add("--tries", type=int, default=1, help="tries of an episode, for reflexion")
     add("--tasks", type=int, default=128, help="tasks of the panel, %(default)s")
     add("--samples", type=int, default=1, help="episodes per task (k)")
-    for name, fallback in (("prompt", "2048"), ("response", "512")):
-        limit = f"by default the checkpoint's, else {fallback} or what the model can hold"
-        add(f"--max-{name}-tokens", type=int, default=None, help=limit)
+    held = "or what the model can hold"
+    _add_limits(parser, f"the checkpoint's, else 2048 {held}", f"the checkpoint's, else 512 {held}")
     temperature = "by default the checkpoint's of evaluation, else 0.4"
     add("--temperature", type=float, default=None, help=temperature)
     add("--max-steps", type=int, default=None, help="steps after which an episode is cut off")
@@ -221,8 +209,19 @@ episodes.jsonl, result.json, table.md and table.tex.""",
 
 def _add_env(parser: argparse.ArgumentParser) -> None:
     """Add the environment's name, its arguments and its agent profile."""
-    add = parser.add_argument
-    add("env", help=_ENV)
-    add("--env-config", default="{}", metavar="JSON", help="constructor arguments, %(default)s")
+    parser.add_argument("env", help=_ENV)
     profile = f"agent profile, or a function that makes it; {_OWN_PROFILE}"
-    add("--profile", default=None, metavar="MODULE:NAME", help=profile)
+    _add_world(parser, "constructor arguments, %(default)s", profile)
+
+
+def _add_world(parser: argparse.ArgumentParser, arguments: str, profile: str) -> None:
+    """Add the environment's arguments and its agent profile, with the help of each."""
+    parser.add_argument("--env-config", default="{}", metavar="JSON", help=arguments)
+    parser.add_argument("--profile", default=None, metavar="MODULE:NAME", help=profile)
+
+
+def _add_limits(parser: argparse.ArgumentParser, prompt: str, response: str) -> None:
+    """Add the limits of prompts and responses, with the words for what holds by default."""
+    for name, fallback in (("prompt", prompt), ("response", response)):
+        limit = f"by default {fallback}"
+        parser.add_argument(f"--max-{name}-tokens", type=int, default=None, help=limit)

@@ -1,6 +1,7 @@
 """Settings and fixtures of all tests."""
 
 import os
+import pickle
 
 # Set before torch and Ray are imported, and inherited by Ray's workers: models this small run
 # fastest on one thread, and several processes share the cores.
@@ -49,3 +50,19 @@ def warm_model(tmp_path_factory):
     from tests.ray_runs import warm_started_model
 
     return warm_started_model(tmp_path_factory.mktemp("warm") / "model")
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """A path that exists only if a bomb went off."""
+    path = tmp_path / "went-off"
+    yield path
+    assert not path.exists()
+
+
+@pytest.fixture
+def bomb(mark) -> bytes:
+    """A pickle that makes `mark` when it is read."""
+    from tests.bombs import Bomb
+
+    return pickle.dumps(Bomb(mark))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 
 from envs.key_door import KeyDoor
@@ -19,6 +20,7 @@ from rllib_gigpo.engines.packing import unpack
 from rllib_gigpo.models import materialize
 from rllib_gigpo.record import expert, record
 from rllib_gigpo.sft import WarmStart, warm_start
+from tests.child import run_python
 from tests.tiny_runs import tiny_config
 
 
@@ -137,3 +139,19 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield key, value.item()
     else:
         yield key, value
+
+
+def continued(runs: Sequence[tuple[str, Path]]) -> list[dict[str, Any]]:
+    """Continue runs for two iterations in a new process of this one's Ray.
+
+    Args:
+        runs: A checkpoint and a file to write of each.
+
+    Returns:
+        Of each what tests/restored_run.py writes.
+    """
+    address = ray.get_runtime_context().gcs_address
+    files = [str(file) for run in runs for file in run]
+    done = run_python("-m", "tests.restored_run", address, "2", *files, timeout=300)
+    assert "Traceback" not in done.stderr
+    return [torch.load(output, weights_only=False) for _, output in runs]

@@ -18,7 +18,8 @@ from rllib_gigpo.lora import LoRASettings, adapter_weights, add_adapter
 from rllib_gigpo.models import load_causal_lm, load_tokenizer
 from rllib_gigpo.sequences import pack, response_logps
 from rllib_gigpo.vision.sight import Sight, load_sight
-from tests.vision_models import build_folder, make_model, picture, plain_logps, prompt_of
+from tests.vision_models import build_folder, make_model, plain_logps, various_prompts
+from tests.with_vllm import tiny_settings
 
 EXACT = 1e-4
 
@@ -30,16 +31,9 @@ def loaded(folder: Path) -> tuple[Any, Sight, Any]:
 
 
 def prompts_of(tokenizer: Any, sight: Sight) -> list[Encoded]:
-    """Two pictures of different sizes in several places, a text, and a repeated prompt."""
-    first, second = picture(0), picture(1, 72, 40)
-    texts = (
-        ("where is the ", first, "box ?"),
-        (first, " before . now ", second),
-        ("left or right",),
-        ("where is the ", second, "box ?"),
-        ("where is the ", first, "box ?"),
-    )
-    return [prompt_of(tokenizer, sight, *parts) for parts in texts]
+    """Those of `various_prompts`, and the first one again."""
+    prompts = various_prompts(tokenizer, sight)
+    return [*prompts, prompts[0]]
 
 
 def ask(engine: Engine, prompts: Sequence[Encoded], tokens: int = 6) -> list[Completion]:
@@ -95,17 +89,9 @@ def check_adapter(engine: Engine, folder: Path, prompts: list[Encoded], sight: S
 def check_vllm(family: str, folder: Path) -> None:
     """Answers before and after syncs: of an adapter, and of everything, the vision tower too."""
     from rllib_gigpo.engines.vllm.engine import VLLMEngine
-    from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
     tokenizer, sight, model = loaded(build_folder(folder, family))
-    settings = VLLMSettings(
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=8,
-        kv_cache_memory_bytes=1 << 20,
-        enable_lora=True,
-        max_lora_rank=8,
-    )
+    settings = tiny_settings(max_num_seqs=8, kv_cache_memory_bytes=1 << 20)
     engine = VLLMEngine({"default_policy": str(folder)}, settings)
     try:
         prompts = prompts_of(tokenizer, sight)

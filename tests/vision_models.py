@@ -193,6 +193,18 @@ def prompt_of(tokenizer: Any, sight: Sight, *parts: str | Picture) -> Encoded:
     return encode_chat(tokenizer, [{"role": "user", "content": text}], pictures, sight)
 
 
+def various_prompts(tokenizer: Any, sight: Sight) -> list[Encoded]:
+    """One picture, two of different sizes with text between, none, and another one."""
+    first, second = picture(0), picture(1, 72, 40)
+    texts = (
+        ("where is the ", first, "box ?"),
+        (first, " before . now ", second),
+        ("left or right",),
+        ("where is the ", second, "box ?"),
+    )
+    return [prompt_of(tokenizer, sight, *parts) for parts in texts]
+
+
 @torch.no_grad()
 def plain_logps(model: Any, sight: Sight, prompt: Encoded, response_ids: Any) -> np.ndarray:
     """Log-probability [T] of each response token by transformers' own forward pass."""

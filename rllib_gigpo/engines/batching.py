@@ -196,7 +196,7 @@ class PolicyBatch:
         """Keep nothing that the weights before have computed."""
         self.forget_prompts()
         if self._view is not None:
-            self._view.forget_features()
+            self._view.forget()
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Row, Completion]]:

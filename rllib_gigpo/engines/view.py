@@ -69,8 +69,13 @@ class View:
         write_addresses(addressed, request.images, self._addresses)
         return Seen(addressed, self._sight.positions(len(addressed), request.images))
 
-    def forget_features(self) -> None:
-        """Look at pictures anew: the vision tower has other weights."""
+    def forget(self) -> None:
+        """Look at pictures anew: the vision tower has other weights, and no prompt is left.
+
+        Addresses go too. There is one for every distinct picture of a run, and they are int32.
+        """
+        self._addresses.clear()
+        self._next = _FIRST
         self._features.clear()
         self._bytes = 0
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines
 
@@ -28,32 +29,63 @@ def seconds_by_phase(line: Mapping[str, Any]) -> dict[str, float]:
     return {**found, "other": max(0.0, other)}
 
 
-def receipt_of(run: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+@dataclass
+class Costs:
+    """What the iterations of a run came to, however many there are.
+
+    Attributes:
+        hours: By phase.
+        tokens: By kind.
+        env_steps: All that were played.
+        episodes: All that were played.
+        last: Metrics of the last iteration.
+    """
+
+    hours: dict[str, float] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=lambda: {"prompt": 0, "response": 0})
+    env_steps: int = 0
+    episodes: int = 0
+    last: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, metrics: Iterable[Mapping[str, Any]]) -> Self:
+        """Return the costs of iterations, in order."""
+        costs = cls()
+        for line in metrics:
+            costs.add(line)
+        return costs
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count the next iteration in."""
+        for phase, seconds in seconds_by_phase(line).items():
+            self.hours[phase] = self.hours.get(phase, 0.0) + seconds / 3600.0
+        found = _mapping(line.get("env_runners"))
+        for kind in self.tokens:
+            self.tokens[kind] += int(_number(found.get(f"num_{kind}_tokens")))
+        self.env_steps += int(_number(found.get("num_env_steps_sampled")))
+        self.episodes += int(_number(found.get("num_episodes")))
+        self.last = line
+
+    @property
+    def iterations(self) -> int:
+        """Number of the last iteration; 0 where there is none."""
+        return int(_number(self.last.get("iteration")))
+
+
+def receipt_of(run: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     """Put a run's receipt together.
 
     Args:
         run: Content of `run.json`.
-        metrics: Lines of `metrics.jsonl`.
+        costs: Of the lines of `metrics.jsonl`.
 
     Returns:
         `run` (what it was), `cost` (hours by phase, tokens by kind, price), `result` (of the last
         iteration) and `repeat` (the command).
     """
-    hours: dict[str, float] = {}
-    tokens = {"prompt": 0, "response": 0}
-    env_steps = episodes = 0
-    for line in metrics:
-        for phase, seconds in seconds_by_phase(line).items():
-            hours[phase] = hours.get(phase, 0.0) + seconds / 3600.0
-        found = _mapping(line.get("env_runners"))
-        for kind in tokens:
-            tokens[kind] += int(_number(found.get(f"num_{kind}_tokens")))
-        env_steps += int(_number(found.get("num_env_steps_sampled")))
-        episodes += int(_number(found.get("num_episodes")))
-    total = sum(hours.values())
+    total = sum(costs.hours.values())
     rate = None if run.get("price_per_hour") is None else _number(run["price_per_hour"])
-    last = metrics[-1] if metrics else {}
-    played = _mapping(last.get("env_runners"))
+    played = _mapping(costs.last.get("env_runners"))
     kept = ("success_rate", "episode_return_mean", "episode_len_mean", "valid_action_rate")
     named = ("algorithm", "env", "env_config", "model", "seeds", "changed", "versions", "commits")
     return {
@@ -61,14 +93,14 @@ def receipt_of(run: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
             "run_id": run.get("run_id"),
             **{name: run.get(name) for name in (*named, "machine", "data")},
             "started": [str(_mapping(start).get("time")) for start in _list(run.get("starts"))],
-            "iterations": int(_number(last.get("iteration"))),
+            "iterations": costs.iterations,
         },
         "cost": {
-            "hours": {name: round(value, 6) for name, value in hours.items()},
+            "hours": {name: round(value, 6) for name, value in costs.hours.items()},
             "hours_total": round(total, 6),
-            "tokens": tokens,
-            "env_steps": env_steps,
-            "episodes": episodes,
+            "tokens": dict(costs.tokens),
+            "env_steps": costs.env_steps,
+            "episodes": costs.episodes,
             "price_per_hour": rate,
             "price": None if rate is None else round(rate * total, 4),
         },
@@ -86,7 +118,7 @@ def read_receipt(path: Any) -> dict[str, Any]:
     folder = RunFolder(path)
     run = read_json(folder.inside(folder.run))
     metrics = folder.inside(folder.metrics)
-    return receipt_of(run, read_lines(metrics) if metrics.exists() else [])
+    return receipt_of(run, Costs.of(read_lines(metrics) if metrics.exists() else ()))
 
 
 def receipt_text(receipt: Mapping[str, Any]) -> str:

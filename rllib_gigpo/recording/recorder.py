@@ -34,7 +34,7 @@ from rllib_gigpo.recording.folder import (
     write_lines,
 )
 from rllib_gigpo.recording.plain import jsonable
-from rllib_gigpo.recording.receipt import receipt_of, receipt_text
+from rllib_gigpo.recording.receipt import Costs, receipt_of, receipt_text
 from rllib_gigpo.recording.rollout_rows import (
     Episode,
     Iteration,
@@ -71,7 +71,7 @@ class RunRecorder(RLlibCallback):
         self.folder = RunFolder(run_path(algorithm))
         self.failures = 0
         self._run: dict[str, Any] | None = None
-        self._lines: list[dict[str, Any]] = []
+        self._costs = Costs()
         self._early_evaluations: list[dict[str, Any]] = []
         self._kept: tuple[Sequence[Episode], MultiAgentBatch] | None = None
         self._tokenizer: Any = None
@@ -90,7 +90,7 @@ class RunRecorder(RLlibCallback):
             ValueError: A new run would write over another one.
         """
         if self._run is not None:
-            if self._lines and self._lines[-1]["iteration"] > iteration:
+            if self._costs.iterations > iteration:
                 self._turn_back(iteration)
             return
         config = self._algorithm.config
@@ -107,8 +107,7 @@ class RunRecorder(RLlibCallback):
             run = describe_run(config, run_id)
         run["starts"] = [*run["starts"], start_of(config, iteration)]
         self._run = run
-        if self.folder.metrics.exists():
-            self._lines = read_lines(self.folder.metrics)
+        self._costs = Costs.of(self.lines())
         self._trackers = start_trackers(config.trackers, run, self.folder.path)
         write_json(self.folder.run, run)
         for line in self._early_evaluations:
@@ -119,12 +118,12 @@ class RunRecorder(RLlibCallback):
         run = self._run or {}
         self.flush()
         self.folder.cut(iteration)
-        self._lines = [line for line in self._lines if line["iteration"] <= iteration]
+        self._costs = Costs.of(self.lines())
         run["starts"] = [*run["starts"], start_of(self._algorithm.config, iteration)]
         self._safely(write_json, self.folder.run, run)
 
     def _check_same(self, found: Mapping[str, Any], iteration: int) -> None:
-        done = len(read_lines(self.folder.metrics)) if self.folder.metrics.exists() else 0
+        done = len(self.lines())
         if iteration == 0 and done and not _has_trial(self._algorithm):
             raise ValueError(
                 f"{self.folder.path} holds {done} iterations of run {found.get('run_id')!r}: give "
@@ -136,10 +135,9 @@ class RunRecorder(RLlibCallback):
         """Hold what this iteration was trained on until its result is known."""
         self._kept = (episodes, batch)
 
-    @property
     def lines(self) -> list[dict[str, Any]]:
-        """The metrics of all iterations so far, of earlier processes of the run too."""
-        return self._lines
+        """Read the metrics of all iterations so far, of earlier processes of the run too."""
+        return read_lines(self.folder.metrics) if self.folder.metrics.exists() else []
 
     def add_event(self, event: Mapping[str, Any]) -> None:
         """Write an event of the run; the time is added."""
@@ -178,7 +176,7 @@ class RunRecorder(RLlibCallback):
         advantages = algorithm.first_learner(_advantages)
         number = algorithm.num_updates
         line = _metrics_line(number, result, advantages, algorithm.config.omega)
-        self._lines.append(line)
+        self._costs.add(line)
         self._safely(append_line, self.folder.metrics, line)
         for tracker in self._trackers:
             tracker.log(number, flat_numbers(line))
@@ -229,7 +227,7 @@ class RunRecorder(RLlibCallback):
 
     def _write_receipt(self) -> None:
         self._receipt_time = time.monotonic()
-        receipt = receipt_of(self._run or {}, self._lines)
+        receipt = receipt_of(self._run or {}, self._costs)
         self._safely(write_json, self.folder.receipt, receipt)
         self._safely(write_bytes, self.folder.receipt_text, receipt_text(receipt).encode())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines
-from rllib_gigpo.recording.receipt import PHASES, receipt_of
+from rllib_gigpo.recording.receipt import PHASES, Costs, receipt_of
 from rllib_gigpo.recording.rollout_rows import FIELDS, read_rows
 
 PICTURE_NAME = re.compile(r"[0-9a-f]{32}")
@@ -60,7 +60,7 @@ def run_data(folder: RunFolder, *, after: int = 0) -> dict[str, Any]:
         "metrics": [line for line in metrics if _number(line) > after],
         "evaluations": _lines(folder, folder.evaluations),
         "events": _lines(folder, folder.events),
-        "receipt": receipt_of(run, metrics),
+        "receipt": receipt_of(run, Costs.of(metrics)),
         "iterations": folder.recorded_iterations(),
         "phases": [*PHASES, "other"],
     }

@@ -1,6 +1,5 @@
 """vLLM's own OpenAI-compatible server and the engine in this process play the same episodes."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -17,15 +16,12 @@ import pytest
 from rllib_gigpo.evaluate.main import main
 from rllib_gigpo.models import materialize
 from tests.tiny_runs import tiny_config
+from tests.with_vllm import needs_vllm
 
 _PATIENCE_S = 300
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None
-        and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-        reason="vLLM is not installed",
-    ),
+    needs_vllm,
 ]
 
 

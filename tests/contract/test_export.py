@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +20,9 @@ from rllib_gigpo.learner import GiGPOTorchLearner
 from rllib_gigpo.models import materialize
 from rllib_gigpo.module import CausalLMModule
 from rllib_gigpo.sequences import pack
+from tests.child import run_python
 from tests.tiny_runs import build_learner, module_of, random_rows, tiny_config, update
+from tests.with_vllm import needs_vllm
 
 EXACT = 1e-5
 LORA = LoRASettings(rank=4, alpha=8)
@@ -270,10 +268,7 @@ def assert_served(algorithm: GiGPO, weights: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-    reason="vLLM is not installed",
-)
+@needs_vllm
 def test_vllm_loads_every_kind(trained, bases, tmp_path):
     runs = {kind: trained("qwen2", lora=kind != "full") for kind in ("full", "merged", "adapter")}
     folders = {
@@ -285,12 +280,7 @@ def test_vllm_loads_every_kind(trained, bases, tmp_path):
         "folders": [folders["full"], folders["merged"]],
         "adapters": {folders["adapter"]: str(bases["qwen2"])},
     }
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("plain_vllm.py"), json.dumps(task)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_python(Path(__file__).with_name("plain_vllm.py"), json.dumps(task))
     said = json.loads(done.stdout.splitlines()[-1])
     for kind, run in runs.items():
         tokens = np.array(said[folders[kind]]["token_ids"], dtype=np.int32)

@@ -6,21 +6,16 @@ tests/contract/test_family.py (in the same process).
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 from rllib_gigpo.lora import LoRASettings
-from tests.ray_runs import facts_of, run_config, weights_of
+from tests.ray_runs import continued, facts_of, run_config, weights_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def sharded_critic(model: Path) -> Any:
@@ -56,22 +51,17 @@ CASES = {"FSDP2 and a critic": sharded_critic, "LoRA with dropout, one ahead": a
 @pytest.fixture(scope="module")
 def runs(local_ray, warm_model, tmp_path_factory) -> dict[str, tuple[dict, dict]]:
     """Per case, what an uninterrupted run and a resumed one did in iterations 3 and 4."""
-    found, files = {}, []
+    found, saved = {}, []
     for number, (case, make) in enumerate(CASES.items()):
         folder = tmp_path_factory.mktemp(f"run{number}")
         algorithm = make(warm_model).stepping(lockstep=True).build_algo()
         for _ in range(2):
             algorithm.train()
-        files += [algorithm.save_to_path(folder / "checkpoint"), str(folder / "resumed.pt")]
+        saved.append((algorithm.save_to_path(folder / "checkpoint"), folder / "resumed.pt"))
         facts = [facts_of(algorithm.train()) for _ in range(2)]
         found[case] = {"facts": facts, "weights": weights_of(algorithm)}
         algorithm.stop()
-    address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-m", "tests.restored_run", address, "2", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    resumed = [torch.load(file, weights_only=False) for file in files[1::2]]
-    return dict(zip(CASES, zip(found.values(), resumed, strict=True), strict=True))
+    return dict(zip(CASES, zip(found.values(), continued(saved), strict=True), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)

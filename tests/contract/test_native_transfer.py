@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import os
 import queue
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,14 +23,11 @@ from tiny_models import build_tiny_folder, forward_logps, tiny_model
 from rllib_gigpo.engines.base import EngineError, Request, Sampling
 from rllib_gigpo.engines.packing import checksums
 from rllib_gigpo.engines.vllm import native
+from tests.with_vllm import needs_vllm
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None
-        and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-        reason="vLLM is not installed",
-    ),
+    needs_vllm,
 ]
 
 POLICY = "default_policy"

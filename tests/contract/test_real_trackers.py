@@ -9,14 +9,13 @@ tests/fake_trackers.py instead, and these where the packages can be imported:
 
 import importlib.util
 import json
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.child import run_python
 
 # A process of its own for each start, as a resumed run has.
 _START = """
@@ -36,7 +35,6 @@ def _start_twice(name: str, folder: Path) -> dict[str, str]:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     environment = {
-        **os.environ,
         "WANDB_MODE": "offline",
         "MLFLOW_TRACKING_URI": folder.as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
@@ -44,14 +42,8 @@ def _start_twice(name: str, folder: Path) -> dict[str, str]:
     }
     known: dict[str, str] = {}
     for step in (1, 2):
-        done = subprocess.run(
-            [sys.executable, "-c", _START, name, str(folder), str(step), json.dumps(known)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        arguments = (name, folder, str(step), json.dumps(known))
+        done = run_python("-c", _START, *arguments, env=environment, timeout=300)
         (told,) = re.findall(r"^ids: (.*)$", done.stdout, re.MULTILINE)
         known = json.loads(told)
     return known

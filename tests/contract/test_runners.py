@@ -1,8 +1,6 @@
 """The same run with 0 and with 2 EnvRunner actors, through their deaths and from a checkpoint."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,11 +10,9 @@ import ray
 import torch
 
 from rllib_gigpo.sampler import training_tasks
-from tests.ray_runs import facts_of, run_config, weights_of
+from tests.ray_runs import continued, facts_of, run_config, weights_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Run:
@@ -77,15 +73,9 @@ def remote_run(local_ray, warm_model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def restored(local_run, remote_run, tmp_path_factory):
     """Two iterations from each run's checkpoint, in a new process."""
-    files = []
-    for name, run in (("local", local_run), ("remote", remote_run)):
-        files += [run.checkpoint, str(tmp_path_factory.mktemp(name) / "restored.pt")]
-    address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-m", "tests.restored_run", address, "2", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr
-    return [torch.load(output, weights_only=False) for output in files[1::2]]
+    folder = tmp_path_factory.mktemp("restored")
+    runs = {"local": local_run, "remote": remote_run}
+    return continued([(run.checkpoint, folder / f"{name}.pt") for name, run in runs.items()])
 
 
 def assert_equal_facts(found: list[dict], expected: list[dict]) -> None:

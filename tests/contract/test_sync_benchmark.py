@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 
 import pytest
 
 from benchmarks import sync as benchmark
+from tests.with_vllm import needs_vllm
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None
-        and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-        reason="vLLM is not installed",
-    ),
+    needs_vllm,
 ]
 
 

@@ -6,8 +6,6 @@ log-probabilities less than bf16 rounds them.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,24 +20,13 @@ from rllib_gigpo.engines import adapters
 from rllib_gigpo.engines.packing import checksums, pack, unpack
 from rllib_gigpo.engines.published import Published, check_held, serve
 from rllib_gigpo.engines.transformers_engine import TransformersEngine
+from tests.with_vllm import tiny_settings, vllm
 
 POLICY = "default_policy"
 LAYER = "model.layers.1.mlp.down_proj"
 NAME = f"{LAYER}.weight"
 HALF = f"base_model.model.{LAYER}.lora_B.weight"
 ADAPTER = tiny_adapter("qwen2", tied=True, seed=1)
-
-vllm = pytest.param(
-    "vllm",
-    marks=[
-        pytest.mark.vllm,
-        pytest.mark.skipif(
-            importlib.util.find_spec("vllm") is None
-            and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-            reason="vLLM is not installed",
-        ),
-    ],
-)
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +43,8 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def engine(request: pytest.FixtureRequest, folder: Path, dtype: str) -> Iterator[Any]:
     if request.param == "vllm":
         from rllib_gigpo.engines.vllm.engine import VLLMEngine
-        from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
-        settings = VLLMSettings(
-            dtype=dtype,  # pyright: ignore[reportArgumentType]
-            max_model_len=64,
-            kv_cache_memory_bytes=1 << 20,
-            enable_lora=True,
-            max_lora_rank=8,
-        )
+        settings = tiny_settings(dtype=dtype, max_model_len=64, kv_cache_memory_bytes=1 << 20)
         built: Any = VLLMEngine({POLICY: folder}, settings)
     else:
         built = TransformersEngine({POLICY: folder}, dtype=dtype, max_model_len=64)

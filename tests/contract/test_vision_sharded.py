@@ -5,8 +5,6 @@ One of them has no row with a picture, and must gather the vision tower's weight
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +21,11 @@ from rllib_gigpo.rows import RowData, complete_batch, object_array
 from rllib_gigpo.sequences import empty_batch, nothing_of, pack, response_logps
 from rllib_gigpo.sharding import is_sharded
 from rllib_gigpo.vision.sight import freeze_vision, load_sight
+from tests.child import call
 from tests.learner_pairs import Pair
 from tests.tiny_runs import build_learner, parameters, tiny_config, update
 from tests.vision_models import FAMILIES, build_folder, picture, prompt_of
 
-_ROOT = Path(__file__).parents[2]
 RESPONSES = ([5, 9, 7], [9, 12], [11, 6])
 FROZEN = {"qwen2_5_vl", "smolvlm"}  # their relatives are trained whole
 # Each row is a micro-batch of its own; the loss has its KL, so that a reference looks too.
@@ -114,28 +112,16 @@ def test_each_learner_holds_a_part_of_the_vision_tower(pair: Pair):
 
 def test_every_family_can_be_sharded(tmp_path: Path):
     """In a process of its own, which is all of its group."""
-    code = (
-        "import sys; from pathlib import Path; "
-        "from tests.contract.test_vision_sharded import check_families; "
-        "check_families(Path(sys.argv[1]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    call(check_families, tmp_path, timeout=280)
 
 
-def check_families(folder: Path) -> None:
+def check_families(folder: str) -> None:
     """Rows with a picture, without one, and no rows: what the plain model says, and gradients."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/group", rank=0, world_size=1)
     said = np.array(RESPONSES[0], dtype=np.int32)
     for family in FAMILIES:
-        path = str(build_folder(folder / family, family))
+        path = str(build_folder(Path(folder, family), family))
         tokenizer, sight, plain = load_tokenizer(path), load_sight(path), load_causal_lm(path)
         assert sight is not None
         if family in FROZEN:

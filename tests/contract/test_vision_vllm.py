@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,19 +26,14 @@ from rllib_gigpo.engines.transformers_engine import TransformersEngine
 from rllib_gigpo.learner import GiGPOTorchLearner
 from rllib_gigpo.probe import TOLERANCE, check_probe, probe_prompt, probe_request
 from rllib_gigpo.sampler import training_tasks
+from tests.child import ROOT, call
 from tests.picture_envs import TALKATIVE, Wall
 from tests.tiny_runs import build_learner, module_of, tiny_config
 from tests.vision_checks import check_vllm
 from tests.vision_models import build_folder
+from tests.with_vllm import REQUIRED, needs_vllm, skip_without_vllm, tiny_settings, vllm
 
-_ROOT = Path(__file__).parents[2]
 _VISION = "model.vision_model.encoder.layers.0.mlp.fc1.weight"
-
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-    reason="vLLM is not installed",
-)
-vllm = pytest.param("vllm", marks=[pytest.mark.vllm, needs_vllm])
 
 
 @pytest.fixture(scope="module")
@@ -64,24 +57,17 @@ def test_vllm_and_plain_pass_agree_in_qwen(tmp_path: Path):
     """vLLM's Qwen-VL modules import torchvision, which CI puts into a folder of its own."""
     torchvision = Path(sys.prefix) / "torchvision"
     if not torchvision.is_dir():
-        if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") == "1":
+        if REQUIRED:
             pytest.fail(f"RLLIB_GIGPO_REQUIRE_VLLM=1, but there is no {torchvision}")
         pytest.skip(f"no {torchvision}: pip install --no-deps --target it torchvision==0.28.0")
-    schemas = _ROOT / "tests" / "torchvision_schemas"
-    code = (
-        "import sys; from pathlib import Path; from tests.vision_checks import check_vllm\n"
-        "for family in ('qwen2_vl', 'qwen2_5_vl', 'qwen3_vl'):\n"
-        "    check_vllm(family, Path(sys.argv[1]) / family)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (schemas, torchvision, _ROOT)))},
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    schemas = ROOT / "tests" / "torchvision_schemas"
+    path = os.pathsep.join(map(str, (schemas, torchvision, ROOT)))
+    call(check_qwen, tmp_path, env={"PYTHONPATH": path}, timeout=580)
+
+
+def check_qwen(folder: str) -> None:
+    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+        check_vllm(family, Path(folder, family))
 
 
 @pytest.mark.vllm
@@ -110,11 +96,8 @@ def config_of(folder: Path, **training: Any) -> GiGPOConfig:
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Any]:
     if request.param == "vllm":
         from rllib_gigpo.engines.vllm.engine import VLLMEngine
-        from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
-        settings = VLLMSettings(
-            dtype="float32", max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=1 << 20
-        )
+        settings = tiny_settings(max_num_seqs=8, kv_cache_memory_bytes=1 << 20, enable_lora=False)
         built: Any = VLLMEngine({DEFAULT_MODULE_ID: folder}, settings)
     else:
         built = TransformersEngine({DEFAULT_MODULE_ID: folder})
@@ -169,8 +152,7 @@ def test_an_engine_that_missed_one_tensor_of_the_vision_tower_is_found_twice(eng
 
 @pytest.fixture(scope="module")
 def algorithm(local_ray, folder: Path) -> Iterator[Any]:
-    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
-        pytest.importorskip("vllm")
+    skip_without_vllm()
     register_llm_env("Wall", Wall, TALKATIVE)
     config = (
         config_of(folder, omega=0.0, lr=0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.util
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -21,29 +20,18 @@ from rllib_gigpo.engines.packing import checksums, pack
 from rllib_gigpo.engines.published import Published
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.remote import Fleet, RemoteVLLMEngine
-from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from tests.with_vllm import needs_vllm, tiny_settings
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None
-        and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-        reason="vLLM is not installed",
-    ),
+    needs_vllm,
 ]
 
 POLICY = "default_policy"
 PROMPT = np.arange(40, 60, dtype=np.int32)
 EXACT = 1e-4
-SETTINGS = VLLMSettings(
-    dtype="float32",
-    max_model_len=256,
-    max_num_seqs=16,
-    kv_cache_memory_bytes=16 << 20,
-    enable_lora=True,
-    max_lora_rank=8,
-)
+SETTINGS = tiny_settings()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.util
 import os
 import random
 from collections.abc import Iterator
@@ -15,30 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import Family, build_tiny_folder, forward_logps, tiny_adapter, tiny_model
+from tiny_models import Family, build_tiny_folders, forward_logps, tiny_adapter, tiny_model
 
 from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling, generate_batch
 from rllib_gigpo.engines.vllm.engine import VLLMEngine
 from rllib_gigpo.engines.vllm.process import EngineDiedError
-from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from tests.with_vllm import needs_vllm, tiny_settings
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None
-        and os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1",
-        reason="vLLM is not installed",
-    ),
+    needs_vllm,
 ]
 
-SETTINGS = VLLMSettings(
-    dtype="float32",
-    max_model_len=128,
-    max_num_seqs=16,
-    kv_cache_memory_bytes=1 << 19,  # 2 layers x 2 x 32 x 4 bytes = 512 bytes a token: 1024 tokens
-    enable_lora=True,
-    max_lora_rank=8,
-)
+# 2 layers x 2 x 32 x 4 bytes = 512 bytes a token: the cache holds 1024 tokens.
+SETTINGS = tiny_settings(max_model_len=128, kv_cache_memory_bytes=1 << 19)
 MODELS: dict[str, tuple[Family, bool]] = {
     "qwen2": ("qwen2", True),
     "qwen3": ("qwen3", False),
@@ -50,11 +39,7 @@ EXACT = 1e-4
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {
-        name: build_tiny_folder(root / name, family, tied=tied)
-        for name, (family, tied) in MODELS.items()
-    }
+    return build_tiny_folders(tmp_path_factory.mktemp("models"), MODELS)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from rllib_gigpo import GiGPO, GiGPOConfig, LoRASettings
 from rllib_gigpo.sampler import training_tasks
 from tests.tiny_runs import SHAPE, tiny_config
+from tests.with_vllm import skip_without_vllm
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.usefixtures("local_ray")]
 
@@ -23,8 +23,7 @@ def own(agent: Any, *_: Any, **__: Any) -> str:
 
 
 def team(**multi_agent: Any) -> GiGPOConfig:
-    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
-        pytest.importorskip("vllm")
+    skip_without_vllm()
     # The entropy alone moves the weights, whatever a random model is paid.
     config = tiny_config(entropy_coeff=0.1)
     config.env_config = {}

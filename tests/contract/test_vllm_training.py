@@ -16,6 +16,7 @@ from rllib_gigpo import GiGPOConfig, LoRASettings
 from rllib_gigpo.gigpo import GiGPO, engine_bundles
 from rllib_gigpo.sampler import training_tasks
 from tests.tiny_runs import tiny_config
+from tests.with_vllm import skip_without_vllm
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -33,8 +34,7 @@ def vllm_config(**engines) -> GiGPOConfig:
 
 @pytest.fixture(scope="module")
 def algorithm(local_ray):
-    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
-        pytest.importorskip("vllm")
+    skip_without_vllm()
     algorithm = vllm_config().build_algo()
     yield algorithm
     algorithm.stop()
@@ -142,8 +142,7 @@ def test_resources_of_a_trial_hold_the_engine_bundles():
 
 
 def test_an_engine_that_comes_back_serves_the_newest_adapter(local_ray):
-    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
-        pytest.importorskip("vllm")
+    skip_without_vllm()
     config = (
         tiny_config(kl_coeff=0.01, invalid_action_penalty=0.5, optimizer_name="adamw", lr=0.05)
         .llm(lora=LoRASettings(rank=4, alpha=8))

@@ -7,7 +7,7 @@ wrong weight shows in the log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +90,14 @@ def build_tiny_folder(folder: Path, family: Family, *, tied: bool, seed: int = 0
     tiny_model(family, tied=tied, seed=seed).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def build_tiny_folders(root: Path, models: Mapping[str, tuple[Family, bool]]) -> dict[str, Path]:
+    """Write a folder per model, of its family and whether its embeddings are tied."""
+    return {
+        name: build_tiny_folder(root / name, family, tied=tied)
+        for name, (family, tied) in models.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """The README's marked code blocks run as they stand."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.child import run_python
 
 _README = Path(__file__).parents[2] / "README.md"
 _BLOCK = re.compile(r"<!-- run: (?P<name>[^>]+) -->\n```python\n(?P<code>.*?)```", re.DOTALL)
@@ -43,14 +43,8 @@ def test_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.examples
 def test_the_own_environment_passes_the_checker(tmp_path: Path):
     (tmp_path / "my_module.py").write_text(_BLOCKS["own environment"])
-    done = subprocess.run(
-        [sys.executable, "-m", "rllib_gigpo.check_env", "my_module:GuessTheNumber"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    command = ("-m", "rllib_gigpo.check_env", "my_module:GuessTheNumber")
+    done = run_python(*command, cwd=tmp_path, timeout=300)
     assert "GiGPO will help here" in done.stdout
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from rllib_gigpo import GiGPO
 from rllib_gigpo.recording.folder import RunFolder, read_lines
+from tests.with_vllm import skip_without_vllm
 
 _SCRIPT = Path(__file__).parents[2] / "tuned_examples" / "sweep_gigpo.py"
 _PATIENCE_S = 300
@@ -125,8 +126,7 @@ def test_an_engine_takes_the_share_that_was_asked_for(monkeypatch: pytest.Monkey
 @pytest.mark.vllm
 @pytest.mark.usefixtures("local_ray")
 def test_each_trial_has_an_engine_of_its_own(tmp_path: Path, monkeypatch):
-    if os.environ.get("RLLIB_GIGPO_REQUIRE_VLLM") != "1":
-        pytest.importorskip("vllm")
+    skip_without_vllm()
     arguments = ["--engine=vllm", "--cpus-per-engine=0.5"]
     trials = _sweep(tmp_path / "sweep", monkeypatch, *arguments)
     assert len(trials) == 2

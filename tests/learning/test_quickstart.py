@@ -1,21 +1,16 @@
 """The quickstart learns: the README's claim, as a test with fixed seeds."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.child import run_python
+
 
 def _run(folder: Path, *arguments: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", "rllib_gigpo.quickstart", "--output", str(folder), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = ("-m", "rllib_gigpo.quickstart", "--output", folder, *arguments)
+    done = run_python(*command, timeout=580)
     assert str(folder / "learning_curve.png") in done.stdout
     return json.loads((folder / "summary.json").read_text())
 

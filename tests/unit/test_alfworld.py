@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from envs.alfworld import ANCHORS, TASK_TYPES, ALFWorld
 from envs.alfworld.fast.engine import compiled
 from envs.alfworld.games import list_games
 from envs.alfworld.shipped_games import build_shipped_game, shipped_splits
+from tests.child import run_python
 
 HEAT = (
     "train/pick_heat_then_place_in_recep-Mug-None-CoffeeMachine-GalleyKitchen/layout_1/game.tw-pddl"
@@ -292,8 +292,4 @@ def test_fast_engine_imports_no_simulator():
         " env.reset(seed=0); env.step('look');"
         " print([m for m in ('alfworld', 'textworld', 'torch', 'ray') if m in sys.modules])"
     )
-
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "[]"
+    assert run_python("-c", code).stdout.strip() == "[]"

@@ -3,16 +3,15 @@
 import importlib.metadata
 import json
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from typer.testing import CliRunner
 
 from rllib_gigpo_cli import app, parsers
+from tests.child import run_python
+from tests.command_line import run
 from tests.recorded import write_run
 
 NAMES = (
@@ -32,10 +31,6 @@ NAMES = (
 )
 
 
-def run(*arguments: str, typed: str | None = None):
-    return CliRunner().invoke(app, arguments, input=typed)
-
-
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\n"
@@ -46,8 +41,7 @@ def test_help_imports_nothing_heavy():
         "heavy = {'torch', 'ray', 'transformers', 'numpy', 'gymnasium', 'rllib_gigpo'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", code)
     for name in NAMES:
         assert f"  {name} " in done.stdout
 
@@ -62,8 +56,7 @@ def test_help_of_a_command_imports_nothing_heavy(name):
         "except SystemExit as end:\n    assert end.code == 0\n"
         "assert not {'torch', 'ray', 'rllib_gigpo'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code)
 
 
 def test_the_docs_name_every_command():

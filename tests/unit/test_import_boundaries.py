@@ -1,11 +1,12 @@
 """The arrows of the package point one way: who may import what."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.child import run_python
 
 _ROOT = Path(__file__).parents[2]
 _STDLIB = sys.stdlib_module_names
@@ -117,5 +118,4 @@ def test_light_modules_load_without_heavy_ones(module: str):
         "heavy = {'torch', 'ray', 'transformers', 'vllm'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +21,10 @@ from rllib_gigpo.models import load_causal_lm, load_tokenizer, number_of_paramet
 from rllib_gigpo.recompute import allow_recompute, recompute_layers
 from rllib_gigpo.rows import object_array
 from rllib_gigpo.vision.sight import Sight, load_sight, vision_modules
+from tests.child import call
 from tests.tiny_runs import build_learner, tiny_config, update
 from tests.vision_models import build_folder, picture, processor_of, prompt_of
 
-_ROOT = Path(__file__).parents[2]
 PLAN = Plan(
     sequence_tokens=64,
     response_tokens=8,
@@ -135,34 +132,17 @@ def test_a_check_plays_to_see_the_pictures():
     assert set(found) == {"score", "update", "engine"}
 
 
-_MEASURED = """
-import json, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from tests.unit.test_memory_vision import measured
-print(json.dumps(measured(Path(sys.argv[1]))))
-"""
-
-
 def test_a_measured_peak_is_near(tmp_path: Path):
     """Two updates of a learner in a process of its own, by its resident memory."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURED, str(tmp_path)],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = call(measured, tmp_path, timeout=280)
     assert found["estimated"] == pytest.approx(found["measured"], rel=0.15)
 
 
-def measured(folder: Path) -> dict[str, float]:
+def measured(folder: str) -> dict[str, float]:
     """Peak of what a model of some size adds to the process, and what the estimate said; MiB."""
+    torch.set_num_threads(1)
     plan = Plan(160 + 32, 32, micro_batch_tokens=8 * 192, pictures=((128, 128),) * 2)
-    path = str(build_folder(folder, "qwen2_vl"))
+    path = str(build_folder(Path(folder), "qwen2_vl"))
     settings = tiny_config(optimizer_name="adamw", micro_batch_tokens=plan.micro_batch_tokens)
     settings.llm(model=path, options={}, max_prompt_tokens=160, max_response_tokens=32)
     # What a small model's update imports and starts is no memory of the large one's.

@@ -23,7 +23,7 @@ from rllib_gigpo.recording.folder import (
 from rllib_gigpo.recording.pictures import png
 from rllib_gigpo.recording.plain import HIDDEN, jsonable, without_secrets
 from rllib_gigpo.recording.provenance import command, commits, data_of, fingerprint, versions
-from rllib_gigpo.recording.receipt import read_receipt, receipt_of, receipt_text
+from rllib_gigpo.recording.receipt import Costs, read_receipt, receipt_of, receipt_text
 from rllib_gigpo.recording.rollout_rows import FIELDS, parquet_of, read_rows, rollouts_of
 from rllib_gigpo.vision.pictures import Gallery, PlacedPicture
 from tests.episodes import Step, solo, team
@@ -321,7 +321,7 @@ class TestReceipt:
     def test_adds_up_what_the_run_cost(self):
         # Two hours in all: each hour half rollout, a quarter update, and a quarter of neither;
         # "learn" spans other phases and is not counted. 4.0 an hour.
-        receipt = receipt_of(RUN, [metrics_line(1), metrics_line(2)])
+        receipt = receipt_of(RUN, Costs.of([metrics_line(1), metrics_line(2)]))
         assert receipt["cost"] == {
             "hours": {"rollout": 1.0, "update": 0.5, "other": 0.5},
             "hours_total": 2.0,
@@ -335,8 +335,16 @@ class TestReceipt:
         assert receipt["run"]["iterations"] == 2
         assert receipt["repeat"] == "python train.py"
 
+    def test_a_long_run_holds_no_more_than_a_short_one(self):
+        short, long = (Costs.of(map(metrics_line, range(1, n + 1))) for n in (10, 500))
+        assert (short.iterations, long.iterations) == (10, 500)
+        # Five environment steps in each iteration.
+        assert (short.env_steps, long.env_steps) == (50, 2500)
+        # Numbers have more digits, nothing else is added.
+        assert len(json.dumps(vars(long))) < len(json.dumps(vars(short))) + 100
+
     def test_tells_it_in_words(self):
-        text = receipt_text(receipt_of(RUN, [metrics_line(1)]))
+        text = receipt_text(receipt_of(RUN, Costs.of([metrics_line(1)])))
         for part in ("seed: root 3", "omega = `0.5`", "    python train.py", "price: 4.00 at 4.0"):
             assert part in text
 

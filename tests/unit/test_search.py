@@ -4,9 +4,6 @@ import hashlib
 import json
 import pickle
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from gymnasium.error import ResetNeeded
@@ -19,6 +16,7 @@ from envs.search.retrievers import BM25Retriever, RetrieverError
 from envs.search.rows import Question
 from envs.search.sharing import _build
 from envs.search.world import generated_world
+from tests.child import run_python
 from tests.shared_data import shared_data
 
 BRIDGE = Question(
@@ -286,15 +284,7 @@ for seed in (0, 7, 2**40 + 1):
 print(hashlib.sha256(json.dumps(log).encode()).hexdigest())
 """
     digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).resolve().parents[2],
-            env={"PYTHONHASHSEED": seed},
-        ).stdout.strip()
-        for seed in ("1", "2")
+        run_python("-c", code, env={"PYTHONHASHSEED": seed}).stdout.strip() for seed in ("1", "2")
     }
     assert len(digests) == 1
     env = Search(split="test")

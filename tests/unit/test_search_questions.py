@@ -3,10 +3,8 @@
 import hashlib
 import json
 import pickle
-import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -24,6 +22,7 @@ from envs.search.passages import (
 from envs.search.questions import load_questions, pooled_passages
 from envs.search.rows import Question, question_from_row
 from envs.search.world import generate_world, generated_world
+from tests.child import run_python
 from tests.shared_data import shared_data
 
 
@@ -380,17 +379,7 @@ def test_generated_world_is_the_same_in_another_process():
         "text = repr((generated_world(), load_questions(['generated'], 'train')))\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).resolve().parents[2],
-            env={"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
+    digests = {run_python("-c", code, env={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
     text = repr((generated_world(), load_questions(["generated"], "train")))
     assert digests == {hashlib.sha256(text.encode()).hexdigest() + "\n"}
 

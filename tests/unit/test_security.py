@@ -1,172 +1,28 @@
-"""What somebody else wrote is read, and never run: run folders, models, and what they name."""
+"""Run folders and models that somebody else wrote are read, never run; no secret is written."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import json
-import os
-import pickle
 import shutil
-from collections import OrderedDict
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from ray import cloudpickle
-from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from envs.adapters.mcp_client import MCPClient, MCPError
-from envs.catalog import SCHEMES
 from envs.key_door import KeyDoor
 from envs.search.client import HttpRetriever
-from rllib_gigpo import AgentProfile, GiGPO, LoRASettings, register_llm_env, safe_pickle
-from rllib_gigpo.agent.parsing import Action
+from rllib_gigpo import register_llm_env
 from rllib_gigpo.compare.runs import Run, read_results
 from rllib_gigpo.evaluate.endpoint import Endpoint, EndpointError
 from rllib_gigpo.evaluate.main import main as evaluate
-from rllib_gigpo.export import export
 from rllib_gigpo.models import load_causal_lm, load_tokenizer, materialize
 from rllib_gigpo.recording.folder import RunFolder, write_bytes, write_lines
-from rllib_gigpo.registry import load_object
 from rllib_gigpo.report import report_html
 from rllib_gigpo.report.data import rollout_data, run_data
-from rllib_gigpo.trained import trained_as
-from rllib_gigpo_cli import app
+from tests.command_line import run
 from tests.recorded import RUN, recorded_rows, write_run
-from tests.tiny_runs import build_learner, module_of, tiny_config
-
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("rllib_gigpo", "rllib_gigpo_cli", "envs")
-
-# Who unpickles, and what: nothing that `report`, `view`, `receipt` or `compare` reads.
-UNPICKLES = {
-    "rllib_gigpo/env_checks.py": "a copy of the environment under test, made a line before",
-    "rllib_gigpo/settings/derived.py": "a copy of the settings, made by its only caller",
-    "rllib_gigpo/sampler.py": "the episodes played ahead, in a checkpoint that RLlib restores",
-    "rllib_gigpo/safe_pickle.py": "anything, with names that stand for nothing",
-    "rllib_gigpo/export.py": "a checkpoint whose author is trusted (trust=True)",
-    "rllib_gigpo/trained.py": "a checkpoint whose author is trusted (trust=True)",
-}
-_PICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-_LOADS = {"load", "loads", "Unpickler", "open"}
-
-
-class Bomb:
-    """Pickled, it makes a folder when it is unpickled."""
-
-    def __init__(self, mark: Path):
-        self.mark = str(mark)
-
-    def __reduce__(self):
-        return (os.mkdir, (self.mark,))
-
-
-@pytest.fixture
-def mark(tmp_path):
-    """A path that exists only if a bomb went off."""
-    path = tmp_path / "went-off"
-    yield path
-    assert not path.exists()
-
-
-@pytest.fixture
-def bomb(mark) -> bytes:
-    return pickle.dumps(Bomb(mark))
-
-
-def test_the_bomb_works(tmp_path):
-    pickle.loads(pickle.dumps(Bomb(tmp_path / "hit")))
-    assert (tmp_path / "hit").is_dir()
-
-
-# The source ---------------------------------------------------------------------------------------
-
-
-@cache
-def sources():
-    return [
-        (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text()))
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-    ]
-
-
-def calls(tree: ast.AST):
-    """(module or object, function, keywords) of every call `a.b(...)`, through import aliases."""
-    alias = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            alias |= {(a.asname or a.name): a.name.split(".")[-1] for a in node.names}
-        if isinstance(node, ast.ImportFrom):
-            alias |= {(a.asname or a.name): a.name for a in node.names}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        keywords = {k.arg: k.value for k in node.keywords}
-        if isinstance(node.func, ast.Attribute):
-            owner = ast.unparse(node.func.value)
-            yield alias.get(owner, owner), node.func.attr, keywords
-        elif isinstance(node.func, ast.Name):
-            yield "", node.func.id, keywords
-
-
-def test_only_known_files_unpickle():
-    found = {
-        name
-        for name, tree in sources()
-        for owner, function, _ in calls(tree)
-        if owner in _PICKLERS and function in _LOADS
-    }
-    assert found <= set(UNPICKLES), found - set(UNPICKLES)
-
-
-def test_pickles_are_imported_by_module():
-    """So that the test above sees every use of them."""
-    for name, tree in sources():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module in _PICKLERS:
-                raise AssertionError(f"{name} imports from {node.module}")
-
-
-def test_what_can_hold_pickles_is_read_without_them():
-    for name, tree in sources():
-        for owner, function, keywords in calls(tree):
-            if (owner, function) == ("torch", "load"):
-                assert ast.unparse(keywords["weights_only"]) == "True", name
-            if function == "load" and owner in ("np", "numpy"):
-                assert "allow_pickle" not in keywords, name
-            assert (owner, function) not in {("yaml", "load"), ("yaml", "unsafe_load")}, name
-            assert function != "read_pickle", name
-
-
-def test_no_text_becomes_code_or_a_shell_command():
-    for name, tree in sources():
-        for owner, function, keywords in calls(tree):
-            assert not (owner == "" and function in ("eval", "exec", "compile")), name
-            assert (owner, function) not in {("os", "system"), ("os", "popen")}, name
-            assert "shell" not in keywords, name
-
-
-def test_code_of_a_model_is_never_run():
-    loads = 0
-    for name, tree in sources():
-        for owner, function, keywords in calls(tree):
-            asked = keywords.get("trust_remote_code")
-            assert asked is None or ast.unparse(asked) == "False", name
-            is_auto = owner.rpartition(".")[2].startswith("Auto")
-            if function == "from_pretrained" and is_auto:
-                assert asked is not None, name
-                loads += 1
-    assert loads >= 8
-
+from tests.tiny_runs import tiny_config
 
 # Run folders --------------------------------------------------------------------------------------
 
@@ -194,10 +50,6 @@ KNOWN_FILES = (
     "rollouts/000001.parquet",
     "receipt.json",
 )
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, arguments)
 
 
 def planted(path: Path, bomb: bytes, name: str | None) -> RunFolder:
@@ -334,7 +186,7 @@ def test_python_files_of_a_model_are_not_imported(known, copied, mark):
             load_causal_lm(str(copied))
 
 
-# Checkpoints --------------------------------------------------------------------------------------
+# Secrets ------------------------------------------------------------------------------------------
 
 
 class Guarded(KeyDoor):
@@ -342,182 +194,6 @@ class Guarded(KeyDoor):
 
     def __init__(self, *, password: str, url: str):
         super().__init__(size=3)
-
-
-def answer_at_once(response: str) -> Action:
-    """A parser of one's own."""
-    return Action(response, True)
-
-
-class Own(AgentProfile):
-    """A profile of a class of one's own."""
-
-
-@pytest.fixture(scope="module")
-def learner():
-    return build_learner()
-
-
-def checkpoint_of(learner, path: Path, **settings) -> Path:
-    """What `algorithm.save_to_path` writes of settings and policy, without Ray."""
-    config = tiny_config()
-    told = {**config.to_dict(), "profile": config.agent_profile, **settings}
-    content = {"class": GiGPO, "ctor_args_and_kwargs": ((told,), {})}
-    write_bytes(path / "class_and_ctor_args.pkl", cloudpickle.dumps(content))
-    module = path / "learner_group" / "learner" / "rl_module" / "default_policy"
-    module_of(learner).save_to_path(str(module))
-    return path
-
-
-@pytest.fixture
-def checkpoint(learner, tmp_path) -> Path:
-    return checkpoint_of(learner, tmp_path / "checkpoint")
-
-
-def test_a_checkpoint_is_read_without_running_it(learner, checkpoint, tmp_path, monkeypatch):
-    whole = export(checkpoint, tmp_path / "trusted", trust=True)
-    trusted = trained_as(checkpoint, trust=True)
-
-    def refuse(*arguments, **options):
-        raise AssertionError("unpickled")
-
-    for name in ("load", "loads"):
-        monkeypatch.setattr(pickle, name, refuse)
-        monkeypatch.setattr(cloudpickle, name, refuse)
-    found = trained_as(checkpoint)
-    assert (found.env, found.env_config) == ("KeyDoor", {"horizon": 6})
-    assert (found.max_prompt_tokens, found.eval_temperature) == (64, trusted.eval_temperature)
-    assert found.profile.prompt == trusted.profile.prompt
-    plain = export(checkpoint, tmp_path / "plain")
-    left, right = (load_file(folder / "model.safetensors") for folder in (whole, plain))
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
-
-
-@pytest.mark.parametrize(
-    ("model", "kind"),
-    [
-        ({"lora": LoRASettings(rank=2)}, "adapter"),
-        ({"lora": LoRASettings(rank=2, targets=("q_proj",))}, "merged"),
-        ({"model": "tiny-vision", "options": {}}, "full"),
-    ],
-    ids=["adapter", "merged", "vision"],
-)
-def test_every_kind_of_policy_is_read_without_trust(model, kind, tmp_path):
-    learner = build_learner(tiny_config().llm(**model))
-    path = checkpoint_of(learner, tmp_path / "checkpoint")
-    for name, trust in (("plain", False), ("trusted", True)):
-        export(path, tmp_path / name, kind, trust=trust)
-    (file,) = (found.name for found in (tmp_path / "plain").glob("*model.safetensors"))
-    left, right = (load_file(tmp_path / name / file) for name in ("plain", "trusted"))
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[key], right[key]) for key in left)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "class_and_ctor_args.pkl",
-        "learner_group/learner/rl_module/default_policy/class_and_ctor_args.pkl",
-        "learner_group/learner/rl_module/default_policy/module_state.pkl",
-        "algorithm_state.pkl",
-        "learner_group/state.pkl",
-    ],
-)
-def test_a_bomb_in_a_checkpoint_does_not_go_off(name, checkpoint, bomb, mark, tmp_path):
-    write_bytes(checkpoint / name, bomb)
-    run("evaluate", str(checkpoint), "--tasks", "1", "--output", str(tmp_path / "out"))
-    run("export", str(checkpoint), str(tmp_path / "model"))
-    run("play", "KeyDoor", "--max-steps", "1", "--model", str(checkpoint))
-
-
-def test_a_bomb_hidden_in_the_settings_stays_whole(learner, mark, tmp_path):
-    for settings in ({"callbacks_class": Bomb(mark)}, {"learner_config_dict": {"x": Bomb(mark)}}):
-        path = checkpoint_of(learner, tmp_path / "one", **settings)
-        assert trained_as(path).env == "KeyDoor"
-    for settings in ({"env_config": {"size": Bomb(mark)}}, {"env": Bomb(mark)}):
-        path = checkpoint_of(learner, tmp_path / "two", **settings)
-        with pytest.raises(ValueError, match=r"posix\.mkdir.*--trust-checkpoint"):
-            trained_as(path)
-
-
-@pytest.mark.parametrize("own", [lambda: Own, lambda: answer_at_once], ids=["class", "function"])
-def test_a_profile_of_ones_own_needs_trust(own, learner, tmp_path):
-    made = own()
-    usual = tiny_config().agent_profile
-    fields = {name: getattr(usual, name) for name in usual.__dataclass_fields__}
-    profile = Own(**fields) if made is Own else replace(usual, parser=made)
-    path = checkpoint_of(learner, tmp_path / "own", profile=profile)
-    with pytest.raises(ValueError, match=r"tests\.unit\.|test_security.*--trust-checkpoint"):
-        trained_as(path)
-    assert trained_as(path, trust=True).profile.prompt == usual.prompt
-
-
-def test_names_that_look_like_the_packages_lead_nowhere(tmp_path, mark):
-    """Such as `rllib_gigpo.agent.parsing.re`, or a function that such a module imports."""
-    for module, name in (
-        ("rllib_gigpo.agent.parsing", "re.compile"),
-        ("rllib_gigpo.agent.parsing", "dataclass"),
-        ("rllib_gigpo.agent.prompt", "Formatter"),
-        ("rllib_gigpo.agent.no_such_module", "x"),
-        ("builtins", "eval"),
-        ("builtins", "getattr"),
-        ("numpy", "load"),
-        ("torch.storage", "_load_from_bytes"),
-        ("rllib_gigpo.export", "export"),
-    ):
-        call = f"c{module}\n{name}\n(S'a'\ntR.".encode()
-        (tmp_path / "p.pkl").write_bytes(call)
-        found = safe_pickle.read(tmp_path / "p.pkl")
-        assert isinstance(found, safe_pickle.Unknown)
-        assert found.name == f"{module}.{name}"
-
-
-def test_arrays_and_containers_come_back(tmp_path):
-    value = {
-        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "b": [np.float64(0.5), {1, 2}, (True, None, b"x", "y")],
-        "c": OrderedDict(x=slice(1, 2)),
-    }
-    (tmp_path / "p.pkl").write_bytes(pickle.dumps(value))
-    found = safe_pickle.read(tmp_path / "p.pkl")
-    safe_pickle.check_known("it", found)
-    np.testing.assert_array_equal(found.pop("a"), value.pop("a"))
-    assert found == value
-
-
-@given(st.binary(max_size=200))
-def test_no_bytes_do_more_than_fail(content):
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "p.pkl")
-        path.write_bytes(content)
-        with contextlib.suppress(ValueError, EOFError, pickle.UnpicklingError):
-            safe_pickle.read(path)
-
-
-# Environments and secrets -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "envs.appworld.env:AppWorld",
-        "envs.adapters.mcp:MCPEnv",
-        "envs.adapters.trl:TRLEnv",
-        "envs.adapters.openenv:OpenEnv",
-        "envs.adapters.skyrl:SkyRLEnv",
-        "envs.adapters.tool_env:ToolEnv",
-    ],
-)
-def test_what_runs_the_policys_actions_states_its_isolation(name):
-    assert "\n    Isolation: " in (load_object(name).__doc__ or "")
-
-
-def test_every_kind_of_environment_has_its_place_in_the_docs():
-    page = (ROOT / "docs" / "faults.md").read_text()
-    table = page[page.index("| environment | where") :].split("\n\n")[0]
-    for scheme in set(SCHEMES) - {"textworld:"}:  # a game engine: actions are no code
-        assert f"`{scheme}`" in table
 
 
 def test_an_evaluation_writes_no_secret(monkeypatch, tmp_path, capsys):

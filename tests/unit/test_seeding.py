@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from rllib_gigpo.evaluation import evaluate_panel, panel_seeds, panel_tasks
 from rllib_gigpo.group_player import spread
 from rllib_gigpo.sampler import training_tasks
 from rllib_gigpo.seeding import derive_seed
+from tests.child import run_python
 from tests.episodes import Step, solo, team
 
 
@@ -64,13 +63,7 @@ def test_an_unknown_stream_is_refused():
 
 def test_another_process_draws_the_same():
     code = "import seeding; print(seeding.derive_seed(7, 'response', 3, 1, 4))"
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(seeding.__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    told = run_python("-c", code, cwd=Path(seeding.__file__).parent)
     assert int(told.stdout) == derive_seed(7, "response", 3, 1, 4)
 
 

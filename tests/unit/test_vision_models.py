@@ -20,7 +20,14 @@ from rllib_gigpo.module import CausalLMModule
 from rllib_gigpo.sequences import check_output_layer, pack, response_logps
 from rllib_gigpo.vision import Gallery
 from rllib_gigpo.vision.sight import Sight, freeze_vision, load_sight, vision_modules
-from tests.vision_models import FAMILIES, build_folder, picture, plain_logps, prompt_of
+from tests.vision_models import (
+    FAMILIES,
+    build_folder,
+    picture,
+    plain_logps,
+    prompt_of,
+    various_prompts,
+)
 
 
 @dataclass
@@ -31,15 +38,7 @@ class Loaded:
     model: Any
 
     def prompts(self) -> list[Encoded]:
-        """One picture, two of different sizes with text between, none, and another one."""
-        first, second = picture(0), picture(1, 72, 40)
-        texts = (
-            ("where is the ", first, "box ?"),
-            (first, " before . now ", second),
-            ("left or right",),
-            ("where is the ", second, "box ?"),
-        )
-        return [prompt_of(self.tokenizer, self.sight, *parts) for parts in texts]
+        return various_prompts(self.tokenizer, self.sight)
 
 
 RESPONSES = [np.array(ids, dtype=np.int32) for ids in ([5, 9, 12], [9], [10, 11], [5, 9, 12])]

@@ -14,7 +14,7 @@ from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.recording.folder import read_json, write_json
 from rllib_gigpo.recording.rollout_rows import worst_episodes
 from rllib_gigpo.repetition import is_repeating
-from rllib_gigpo.watchdog import SIGNALS, Limits, find_alarms
+from rllib_gigpo.watchdog import SIGNALS, Limits, find_alarms, seen
 from rllib_gigpo.watching import Watchdog, limits_of
 
 # A run that learns: returns rise from 0.2 to 0.9, and everything else drifts as it does in such
@@ -213,6 +213,31 @@ def test_iterations_without_a_number_are_passed_over():
 def test_a_run_that_went_back_has_numbers_that_do_not_begin_at_one():
     changes, *_ = CASES["invalid_actions"]
     assert only(gone_wrong(first=41, **changes)).since == 44
+
+
+def test_what_is_kept_of_an_iteration_is_all_that_the_detectors_read():
+    for changes, *_ in CASES.values():
+        lines = gone_wrong(**changes)
+        more = {"episodes": list(range(1000)), "success_rate_of_a_task": 0.5}
+        told = [
+            {
+                **line,
+                "timers": more,
+                "env_runners": {**line["env_runners"], **more},
+                "learners": {
+                    **{module: {**v, **more} for module, v in line["learners"].items()},
+                    "__all_modules__": 3,
+                },
+            }
+            for line in lines
+        ]
+        kept = [seen(line) for line in told]
+        assert find_alarms(kept) == find_alarms(told) == find_alarms(lines)
+        # Seven numbers of the rollouts and three of the learner, nothing of the rest.
+        assert len(kept[0]["env_runners"]) <= 7
+        assert len(kept[0]["learners"]["default_policy"]) <= 3
+        assert not set(more) & {*kept[0]["env_runners"], *kept[0]["learners"]["default_policy"]}
+    assert find_alarms([seen({"iteration": 1}), seen({"iteration": 2, "learners": None})]) == []
 
 
 numbers = st.floats(-10, 10) | st.just(math.nan) | st.none()

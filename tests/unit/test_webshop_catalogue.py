@@ -4,16 +4,14 @@ import gzip
 import hashlib
 import json
 import lzma
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.child import run_python
 from tests.unit.webshop_shop import ATTRIBUTES, ITEMS, item, write_shop
 
 pytest.importorskip("bm25s", reason="WebShop needs the extra [webshop]")
@@ -25,8 +23,6 @@ from envs.webshop.generate import generated_products, write_official_files
 from envs.webshop.goals import GoalSet
 from envs.webshop.index import Index, IndexBuilder, terms
 from envs.webshop.product import Product, product_from_raw
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -315,13 +311,7 @@ class TestGoals:
             "env = WebShop()\n"
             "print(*env.task_ids()[:50], *(env.reset(seed=s)[1]['task_id'] for s in range(50)))"
         )
-        answer = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": "99", "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        answer = run_python("-c", code, env={"PYTHONHASHSEED": "99"})
         env = WebShop()
         drawn = [env.reset(seed=seed)[1]["task_id"] for seed in range(50)]
         assert answer.stdout.split() == env.task_ids()[:50] + drawn

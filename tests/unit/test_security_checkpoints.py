@@ -1,0 +1,183 @@
+"""Checkpoints that somebody else wrote are read, and what they name is never run."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ray import cloudpickle
+from safetensors.torch import load_file
+
+from rllib_gigpo import AgentProfile, GiGPO, LoRASettings, safe_pickle
+from rllib_gigpo.agent.parsing import Action
+from rllib_gigpo.export import export
+from rllib_gigpo.recording.folder import write_bytes
+from rllib_gigpo.trained import trained_as
+from tests.bombs import Bomb
+from tests.command_line import run
+from tests.tiny_runs import build_learner, module_of, tiny_config
+
+
+def test_the_bomb_works(tmp_path):
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "hit")))
+    assert (tmp_path / "hit").is_dir()
+
+
+def answer_at_once(response: str) -> Action:
+    """A parser of one's own."""
+    return Action(response, True)
+
+
+class Own(AgentProfile):
+    """A profile of a class of one's own."""
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return build_learner()
+
+
+def checkpoint_of(learner, path: Path, **settings) -> Path:
+    """What `algorithm.save_to_path` writes of settings and policy, without Ray."""
+    config = tiny_config()
+    told = {**config.to_dict(), "profile": config.agent_profile, **settings}
+    content = {"class": GiGPO, "ctor_args_and_kwargs": ((told,), {})}
+    write_bytes(path / "class_and_ctor_args.pkl", cloudpickle.dumps(content))
+    module = path / "learner_group" / "learner" / "rl_module" / "default_policy"
+    module_of(learner).save_to_path(str(module))
+    return path
+
+
+@pytest.fixture
+def checkpoint(learner, tmp_path) -> Path:
+    return checkpoint_of(learner, tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_is_read_without_running_it(learner, checkpoint, tmp_path, monkeypatch):
+    whole = export(checkpoint, tmp_path / "trusted", trust=True)
+    trusted = trained_as(checkpoint, trust=True)
+
+    def refuse(*arguments, **options):
+        raise AssertionError("unpickled")
+
+    for name in ("load", "loads"):
+        monkeypatch.setattr(pickle, name, refuse)
+        monkeypatch.setattr(cloudpickle, name, refuse)
+    found = trained_as(checkpoint)
+    assert (found.env, found.env_config) == ("KeyDoor", {"horizon": 6})
+    assert (found.max_prompt_tokens, found.eval_temperature) == (64, trusted.eval_temperature)
+    assert found.profile.prompt == trusted.profile.prompt
+    plain = export(checkpoint, tmp_path / "plain")
+    left, right = (load_file(folder / "model.safetensors") for folder in (whole, plain))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({"lora": LoRASettings(rank=2)}, "adapter"),
+        ({"lora": LoRASettings(rank=2, targets=("q_proj",))}, "merged"),
+        ({"model": "tiny-vision", "options": {}}, "full"),
+    ],
+    ids=["adapter", "merged", "vision"],
+)
+def test_every_kind_of_policy_is_read_without_trust(model, kind, tmp_path):
+    learner = build_learner(tiny_config().llm(**model))
+    path = checkpoint_of(learner, tmp_path / "checkpoint")
+    for name, trust in (("plain", False), ("trusted", True)):
+        export(path, tmp_path / name, kind, trust=trust)
+    (file,) = (found.name for found in (tmp_path / "plain").glob("*model.safetensors"))
+    left, right = (load_file(tmp_path / name / file) for name in ("plain", "trusted"))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "class_and_ctor_args.pkl",
+        "learner_group/learner/rl_module/default_policy/class_and_ctor_args.pkl",
+        "learner_group/learner/rl_module/default_policy/module_state.pkl",
+        "algorithm_state.pkl",
+        "learner_group/state.pkl",
+    ],
+)
+def test_a_bomb_in_a_checkpoint_does_not_go_off(name, checkpoint, bomb, mark, tmp_path):
+    write_bytes(checkpoint / name, bomb)
+    run("evaluate", str(checkpoint), "--tasks", "1", "--output", str(tmp_path / "out"))
+    run("export", str(checkpoint), str(tmp_path / "model"))
+    run("play", "KeyDoor", "--max-steps", "1", "--model", str(checkpoint))
+
+
+def test_a_bomb_hidden_in_the_settings_stays_whole(learner, mark, tmp_path):
+    for settings in ({"callbacks_class": Bomb(mark)}, {"learner_config_dict": {"x": Bomb(mark)}}):
+        path = checkpoint_of(learner, tmp_path / "one", **settings)
+        assert trained_as(path).env == "KeyDoor"
+    for settings in ({"env_config": {"size": Bomb(mark)}}, {"env": Bomb(mark)}):
+        path = checkpoint_of(learner, tmp_path / "two", **settings)
+        with pytest.raises(ValueError, match=r"posix\.mkdir.*--trust-checkpoint"):
+            trained_as(path)
+
+
+@pytest.mark.parametrize("own", [lambda: Own, lambda: answer_at_once], ids=["class", "function"])
+def test_a_profile_of_ones_own_needs_trust(own, learner, tmp_path):
+    made = own()
+    usual = tiny_config().agent_profile
+    fields = {name: getattr(usual, name) for name in usual.__dataclass_fields__}
+    profile = Own(**fields) if made is Own else replace(usual, parser=made)
+    path = checkpoint_of(learner, tmp_path / "own", profile=profile)
+    with pytest.raises(ValueError, match=r"tests\.unit\.|test_security.*--trust-checkpoint"):
+        trained_as(path)
+    assert trained_as(path, trust=True).profile.prompt == usual.prompt
+
+
+def test_names_that_look_like_the_packages_lead_nowhere(tmp_path, mark):
+    """Such as `rllib_gigpo.agent.parsing.re`, or a function that such a module imports."""
+    for module, name in (
+        ("rllib_gigpo.agent.parsing", "re.compile"),
+        ("rllib_gigpo.agent.parsing", "dataclass"),
+        ("rllib_gigpo.agent.prompt", "Formatter"),
+        ("rllib_gigpo.agent.no_such_module", "x"),
+        ("builtins", "eval"),
+        ("builtins", "getattr"),
+        ("numpy", "load"),
+        ("torch.storage", "_load_from_bytes"),
+        ("rllib_gigpo.export", "export"),
+    ):
+        call = f"c{module}\n{name}\n(S'a'\ntR.".encode()
+        (tmp_path / "p.pkl").write_bytes(call)
+        found = safe_pickle.read(tmp_path / "p.pkl")
+        assert isinstance(found, safe_pickle.Unknown)
+        assert found.name == f"{module}.{name}"
+
+
+def test_arrays_and_containers_come_back(tmp_path):
+    value = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": [np.float64(0.5), {1, 2}, (True, None, b"x", "y")],
+        "c": OrderedDict(x=slice(1, 2)),
+    }
+    (tmp_path / "p.pkl").write_bytes(pickle.dumps(value))
+    found = safe_pickle.read(tmp_path / "p.pkl")
+    safe_pickle.check_known("it", found)
+    np.testing.assert_array_equal(found.pop("a"), value.pop("a"))
+    assert found == value
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_do_more_than_fail(content):
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "p.pkl")
+        path.write_bytes(content)
+        with contextlib.suppress(ValueError, EOFError, pickle.UnpicklingError):
+            safe_pickle.read(path)
