@@ -45,16 +45,22 @@ class Beat(NamedTuple):
 
 @contextmanager
 def beating(beat: Beat) -> Iterator[None]:
-    """Beat while the block runs."""
+    """Beat while the block runs, and leave nothing in the store.
+
+    Whoever waits for the call clears up after one that died. But not every call is waited for, and
+    a beat may be on its way when the call ends: so the thread that beats clears up last of all.
+    """
     is_over = threading.Event()
 
     def count() -> None:
         number = 0
+        # Where the store does not answer, Ray has a trouble of its own, which it reports.
         while not is_over.wait(beat.every_s):
             number += 1
-            # Where the store does not answer, Ray has a trouble of its own, which it reports.
             with contextlib.suppress(Exception):
                 _put(beat.key, number)
+        with contextlib.suppress(Exception):
+            _internal_kv_del(beat.key, namespace=NAMESPACE)
 
     _put(beat.key, 0)
     thread = threading.Thread(target=count, name="heartbeat", daemon=True)
