@@ -280,12 +280,12 @@ def main(arguments: list[str] | None = None) -> None:
             raise SystemExit(f"{output} holds a soak: give --output another folder, or --judge it")
         output.mkdir(parents=True, exist_ok=True)
         _prepare(output)
+        # Short, for the paths of Ray's sockets; where the run fails it stays, with Ray's logs.
         temp = Path(tempfile.mkdtemp(prefix="soak-"))
-        try:
-            left = Soak(args, temp).run()
-        finally:
-            shutil.rmtree(temp, ignore_errors=True)
+        print(f"temporary files are in {temp}", flush=True)
+        left = Soak(args, temp).run()
         write_json(output / "left.json", left)
+        shutil.rmtree(temp)
     samples = list(training(read_lines(output / "samples.jsonl"), args.trials))
     if not samples:
         raise SystemExit(f"no sample shows {args.trials} trials training: see {output}/driver.log")
