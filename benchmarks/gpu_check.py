@@ -7,7 +7,8 @@ come by CUDA IPC. Where vLLM cannot be imported, the transformers engine plays i
 process. The second iteration counts. It fails if engine and learner disagree.
 
 `python -m benchmarks.gpu_check --dry-run` does the same on a CPU with a tiny model: it shows that
-the command works, and its figures mean nothing.
+the command works, and its figures mean nothing. `--use-liger-kernel` trains with Liger's kernels:
+the engine, which has its own, says whether they compute what they should.
 
 Figures: `parameters`; `engine`; `road` of the weights; `rollout_tokens_per_s`, generated tokens
 over the wall-clock of the rollout; `update_tokens_per_s`, prompt and response tokens over that of
@@ -170,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--size", choices=("0.5b", "1.5b"), default=None)
     parser.add_argument("--engine", choices=("auto", "vllm", "transformers"), default="auto")
+    parser.add_argument("--use-liger-kernel", action="store_true", help="train with Liger's layers")
     args = parser.parse_args(arguments)
     on_gpu = not args.dry_run
     if on_gpu and not torch.cuda.is_available():
@@ -188,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
         parameters = build_model(Path(name), size)
         config = config_of(Path(name), engine=engine, on_gpu=on_gpu)
+        config.learners(use_liger_kernel=args.use_liger_kernel)
         algorithm = config.build_algo()
         try:
             algorithm.train()

@@ -1,4 +1,4 @@
-"""Learning curves over environment steps: mean over seeds, and their range."""
+"""Learning curves over environment steps: mean over seeds, and the range of those compared."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import numpy as np
 from rllib_gigpo.presets import PRESETS
 
 _POINTS = 60
+# The ranges of more curves than these cannot be told apart.
+_MOST_RANGES = 6
+_COMPARED = ("gigpo", "grpo")
 
 
 def plot_task(
     task: str, presets: Mapping[str, Sequence[Mapping[str, Any]]], budget: int, path: Path
 ) -> Path:
-    """Draw one line per preset and the range of its seeds.
+    """Draw one line per preset, and the range of its seeds: of many presets GiGPO's and GRPO's.
 
     Args:
         task: Name of the task.
@@ -34,18 +37,25 @@ def plot_task(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     steps = np.linspace(0, budget, _POINTS)
+    ranged, shown = tuple(presets), "their ranges"
+    if len(presets) > _MOST_RANGES:
+        ranged = _COMPARED
+        shown = f"the ranges of {' and '.join(PRESETS[name].label for name in ranged)}"
     for number, (name, runs) in enumerate(presets.items()):
         curves = 100 * np.array([_success_at(steps, run["curve"]) for run in runs])
         style = "-" if number < 10 else "--"  # the colours repeat after ten
-        (line,) = axes.plot(steps, curves.mean(axis=0), style, label=PRESETS[name].label)
-        axes.fill_between(
-            steps, curves.min(axis=0), curves.max(axis=0), alpha=0.12, color=line.get_color()
+        width = 2.0 if name in ranged else 1.0
+        (line,) = axes.plot(
+            steps, curves.mean(axis=0), style, label=PRESETS[name].label, linewidth=width
         )
+        if name in ranged:
+            lowest, highest = curves.min(axis=0), curves.max(axis=0)
+            axes.fill_between(steps, lowest, highest, alpha=0.12, color=line.get_color())
     axes.set(
         xlabel="environment steps",
         ylabel="success of the training episodes (%)",
         ylim=(-3, 103),
-        title=f"{task}: mean and range over {max(map(len, presets.values()))} seeds",
+        title=f"{task}: means over {max(map(len, presets.values()))} seeds and {shown}",
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")

@@ -25,6 +25,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -123,7 +124,8 @@ def _watch_ray(file: Path, every_s: float, is_over: threading.Event) -> None:
     (node,) = ray.nodes()
     channel = init_grpc_channel(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}")
     raylet = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
-    request = node_manager_pb2.GetNodeStatsRequest(include_memory_info=False)
+    messages: Any = node_manager_pb2  # protobuf makes its classes at import
+    request = messages.GetNodeStatsRequest(include_memory_info=False)
     while not is_over.wait(every_s):
         store = raylet.GetNodeStats(request, timeout=30.0).store_stats
         keys = _internal_kv_list(b"", namespace=NAMESPACE)
@@ -280,12 +282,14 @@ def main(arguments: list[str] | None = None) -> None:
             raise SystemExit(f"{output} holds a soak: give --output another folder, or --judge it")
         output.mkdir(parents=True, exist_ok=True)
         _prepare(output)
+        # Short, for the paths of Ray's sockets; where the run fails it stays, with Ray's logs.
         temp = Path(tempfile.mkdtemp(prefix="soak-"))
-        try:
-            left = Soak(args, temp).run()
-        finally:
-            shutil.rmtree(temp, ignore_errors=True)
+        # Ended from outside, it ends the driver too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        print(f"temporary files are in {temp}", flush=True)
+        left = Soak(args, temp).run()
         write_json(output / "left.json", left)
+        shutil.rmtree(temp)
     samples = list(training(read_lines(output / "samples.jsonl"), args.trials))
     if not samples:
         raise SystemExit(f"no sample shows {args.trials} trials training: see {output}/driver.log")

@@ -123,6 +123,7 @@ class GiGPOConfig(DerivedSettings):
                 "with_reference": self.kl_coeff > 0,
                 "critic": self.critic,
                 "activation_checkpointing": self.activation_checkpointing,
+                "use_liger_kernel": self.use_liger_kernel,
                 "temperature": self.temperature,
                 "lora": self.lora,
                 "base_dtype": self.base_dtype,

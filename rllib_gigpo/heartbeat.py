@@ -45,7 +45,11 @@ class Beat(NamedTuple):
 
 @contextmanager
 def beating(beat: Beat) -> Iterator[None]:
-    """Beat while the block runs; afterwards nothing is left of it in the store."""
+    """Beat while the block runs, and leave nothing in the store.
+
+    Whoever waits for the call clears up after one that died. But not every call is waited for, and
+    a beat may be on its way when the call ends: so the thread that beats clears up last of all.
+    """
     is_over = threading.Event()
 
     def count() -> None:
@@ -53,6 +57,7 @@ def beating(beat: Beat) -> Iterator[None]:
         while not is_over.wait(beat.every_s):
             number += 1
             _put(beat.key, number)
+        _forget(beat.key)
 
     _put(beat.key, 0)
     thread = threading.Thread(target=count, name="heartbeat", daemon=True)
@@ -61,9 +66,6 @@ def beating(beat: Beat) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        # A beat that is under way would otherwise stay in the store for ever.
-        thread.join(_SLOWEST_BEAT_S)
-        _forget(beat.key)
 
 
 def call_beating(

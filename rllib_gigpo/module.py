@@ -10,9 +10,11 @@ from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.numpy import convert_to_numpy
+from transformers import PreTrainedModel
 
 from rllib_gigpo import lora, sharding
 from rllib_gigpo.critic import CriticKind, ValueHead
+from rllib_gigpo.liger import use_liger_kernels
 from rllib_gigpo.models import (
     ModelSpec,
     load_causal_lm,
@@ -40,9 +42,9 @@ class CausalLMModule(TorchRLModule):
     `with_reference` (keep the initial policy to compare with), `temperature` (of the training
     rollouts), `critic` (None, "head": values from the policy's own body, or "model": from a body of
     its own, which starts as the policy's), `freeze_vision_tower` (of an image-text model),
-    `activation_checkpointing` (compute the insides of layers again in the backward pass), and where
-    LoRA trains `lora` (LoRASettings), `base_dtype` (of the frozen weights) and `seed` (of the
-    adapter's first weights).
+    `activation_checkpointing` (compute the insides of layers again in the backward pass),
+    `use_liger_kernel` (in all of its models), and where LoRA trains `lora` (LoRASettings),
+    `base_dtype` (of the frozen weights) and `seed` (of the adapter's first weights).
     """
 
     lm: Any  # a transformers.PreTrainedModel
@@ -62,12 +64,12 @@ class CausalLMModule(TorchRLModule):
         self.lora: lora.LoRASettings | None = self.model_config.get("lora")
         self.reference = None
         if self.lora is not None:
-            self.lm = load_causal_lm(path, dtype=getattr(torch, self.model_config["base_dtype"]))
+            self.lm = self._load_model(path, getattr(torch, self.model_config["base_dtype"]))
             lora.add_adapter(self.lm, self.lora, self.model_config["seed"])
         else:
-            self.lm = load_causal_lm(path, dtype=torch.float32)
+            self.lm = self._load_model(path)
             if self.model_config["with_reference"]:
-                self.reference = load_causal_lm(path, dtype=torch.float32).requires_grad_(False)
+                self.reference = self._load_model(path).requires_grad_(False)
         check_output_layer(self.lm)
         self.sight: Sight | None = load_sight(path)
         is_frozen = self.model_config.get("freeze_vision_tower", False)
@@ -83,7 +85,7 @@ class CausalLMModule(TorchRLModule):
         if self.critic is not None:
             self.value_head = ValueHead(self.lm.config.get_text_config().hidden_size)
         if self.critic == "model":
-            value_model = load_causal_lm(path, dtype=torch.float32)
+            value_model = self._load_model(path)
             if is_frozen:
                 freeze_vision(value_model)
             self.value_body = value_model.base_model
@@ -94,6 +96,12 @@ class CausalLMModule(TorchRLModule):
                 allow_recompute(model)
         self._device: torch.device | None = None
         self._gathered: dict[str, Any] | None = None
+
+    def _load_model(self, path: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        model = load_causal_lm(path, dtype=dtype)
+        if self.model_config.get("use_liger_kernel", False):
+            use_liger_kernels(model)
+        return model
 
     def shard(self, device: torch.device, *, offload_to_cpu: bool = False) -> None:
         """Spread the models over all learners; the value head, which is small, stays whole.

@@ -16,6 +16,7 @@ from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.engines.roads import check_road
 from rllib_gigpo.family_checks import check_family
+from rllib_gigpo.liger import runs_without_gpu
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.losses import Aggregation
 from rllib_gigpo.models.spec import SMOLLM2, TINY, ModelSpec
@@ -64,6 +65,7 @@ _CHOICES = {
     "sharding": ("replicate", "fsdp"),
     "offload_to_cpu": (True, False),
     "activation_checkpointing": (True, False),
+    "use_liger_kernel": (True, False),
     "weight_sync": ("auto", "ray", "nccl", "ipc"),
     "on_env_failure": ("raise", "replay", "drop"),
     "watch": (True, False),
@@ -212,6 +214,7 @@ def _checks(config: GiGPOConfig) -> Iterator[Callable[[], Iterator[str] | None]]
         _check_engine,
         _check_mapping,
         _check_sharding,
+        _check_kernels,
         _check_policies,
         _check_pairs,
         check_family,
@@ -353,6 +356,15 @@ def _check_sharding(config: GiGPOConfig) -> Iterator[str]:
             f"offload_to_cpu=True with num_gpus_per_learner={config.num_gpus_per_learner}: these "
             "learners compute on the CPU, where everything is already; set num_gpus_per_learner=1, "
             "or offload_to_cpu=False"
+        )
+
+
+def _check_kernels(config: GiGPOConfig) -> None:
+    if config.use_liger_kernel and not config.num_gpus_per_learner and not runs_without_gpu():
+        raise ValueError(
+            f"use_liger_kernel=True with num_gpus_per_learner={config.num_gpus_per_learner}: "
+            "Liger's kernels need a GPU; set learners(num_gpus_per_learner=1), or "
+            "use_liger_kernel=False"
         )
 
 

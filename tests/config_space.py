@@ -179,6 +179,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "sharding": ["replicate", "fsdp"],
     "offload_to_cpu": [True, False],
     "activation_checkpointing": [True, False],
+    "use_liger_kernel": [True, False],
     # llm
     "dtype": ["float32", "bfloat16"],
     "lora": [

@@ -36,7 +36,7 @@ def cut_to_a_step(config: GiGPOConfig, model: Path) -> GiGPOConfig:
         .engines(engine_options={}, weight_sync="auto")
         .env_runners(num_env_runners=0)
         .learners(num_learners=0, num_gpus_per_learner=0, sharding="replicate")
-        .learners(offload_to_cpu=False)
+        .learners(offload_to_cpu=False, use_liger_kernel=False)
         .evaluation(evaluation_interval=None, evaluation_num_env_runners=0, evaluation_config=None)
         .recording(enabled=False)
         .training(

@@ -1,5 +1,7 @@
 """Signs of life: what counts as silence, with a store and a clock of the test's own."""
 
+import threading
+
 import pytest
 
 from rllib_gigpo import heartbeat
@@ -61,6 +63,12 @@ def test_silence_is_counted_from_the_last_change(store, clock):
     assert "call" not in store
 
 
+def end_of_beats():
+    for thread in threading.enumerate():
+        if thread.name == "heartbeat":
+            thread.join(10.0)
+
+
 def test_a_call_beats_while_it_runs_and_not_afterwards(store):
     beat = Beat("call", 0.001)
     seen = set()
@@ -72,9 +80,33 @@ def test_a_call_beats_while_it_runs_and_not_afterwards(store):
 
     assert call_beating(work, beat, 6, factor=7) == 42
     assert len(seen) == 3
+    end_of_beats()
     assert store == {}
-    with beating(beat):
-        assert "call" in store
+
+
+def test_a_call_that_nobody_waits_for_leaves_nothing(store):
+    for number in range(10):
+        with beating(Beat(str(number), 60.0)):
+            assert store == {str(number): b"0"}
+        end_of_beats()
+    assert store == {}
+
+
+def test_a_beat_that_is_on_its_way_when_the_call_ends_leaves_nothing(store, monkeypatch):
+    is_on_its_way, call_is_over = threading.Event(), threading.Event()
+
+    def slow(key, value, namespace):
+        if value != "0":
+            is_on_its_way.set()
+            call_is_over.wait(10.0)
+        store.put_(key, value, namespace)
+
+    monkeypatch.setattr(heartbeat, "_internal_kv_put", slow)
+    with beating(Beat("call", 0.001)):
+        assert is_on_its_way.wait(10.0)
+    store.del_("call", None)  # as whoever waited for the call does
+    call_is_over.set()
+    end_of_beats()
     assert store == {}
 
 
