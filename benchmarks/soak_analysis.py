@@ -16,7 +16,8 @@ minutes that 45 leave, 8 MiB are 0.27 MiB a minute; in a short run a leak must b
 
 Counts (descriptors, threads, files). What a call opens and closes again only adds to what stays
 open, so the least of the last third is compared with the least of the middle third: a leak lifts
-it, a burst does not. One more is flat, for a connection that was opened late; a leak goes on.
+it, a burst does not. One more is flat, for a connection that was opened late, and four threads,
+which pools start when they are first busy; a leak goes on.
 
 Shared memory. The least of both thirds too, with the limit of memory: Ray's object store touches
 new pages until it has once been as full as it gets.
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SHARE, MIB_ALLOWED, COUNT_ALLOWED = 0.02, 8.0, 1
+SHARE, MIB_ALLOWED, COUNT_ALLOWED, THREADS_ALLOWED = 0.02, 8.0, 1, 4
 _IDLE = ("IDLE", "?")
 
 
@@ -247,7 +248,7 @@ def _roles(
         role.add(
             memory_growth(Series(seconds, memory)),
             least_growth(Series(seconds, fds), COUNT_ALLOWED),
-            least_growth(Series(seconds, threads), COUNT_ALLOWED),
+            least_growth(Series(seconds, threads), THREADS_ALLOWED),
         )
     for role in roles.values():
         role.growth_mib = role.growth_mib if role.processes else 0.0

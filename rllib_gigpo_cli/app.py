@@ -65,7 +65,9 @@ _MODULES: dict[str, tuple[str, Parser, str]] = {
     ),
 }
 
-RunArgument = Annotated[str, typer.Argument(help="run folder, see recording(folder=...)")]
+RunArgument = Annotated[
+    str, typer.Argument(help="run folder: recording(folder=...), else one below ~/ray_results")
+]
 EnvConfig = Annotated[str, typer.Option(metavar="JSON", help="constructor arguments")]
 Profile = Annotated[
     str | None,
@@ -161,7 +163,7 @@ def view(
     host: Annotated[str, typer.Option(help="where to listen; this machine alone")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one")] = 9265,
 ) -> None:
-    """Serve a run's report while it goes on; new iterations appear by themselves."""
+    """Serve a run's report; new iterations appear by themselves."""
     with told():
         from rllib_gigpo.report import RunServer
 
@@ -248,16 +250,17 @@ def replay(
     max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
-    """Re-create a recorded episode up to a step, and go on with another player."""
+    """Re-create a recorded episode, and go on from one of its steps."""
     with told():
         import json
 
         from rllib_gigpo.commands import open_env
-        from rllib_gigpo.playing.replay import load_episode
+        from rllib_gigpo.playing.replay import check_start, load_episode
         from rllib_gigpo.playing.replay import replay as replay_episode
         from rllib_gigpo.playing.screen import Screen
 
         recorded = load_episode(file, group=group, member=member)
+        check_start(recorded, start)
         name = env or recorded.run.get("env")
         if not isinstance(name, str):
             raise ValueError(f"{file} lies in no run folder: say --env and --env-config")

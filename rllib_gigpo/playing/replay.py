@@ -109,6 +109,19 @@ def _check_row(row: Row, path: Path) -> None:
             )
 
 
+def check_start(recorded: RecordedEpisode, start: int) -> None:
+    """Refuse a step that a recorded episode does not have.
+
+    Raises:
+        ValueError: The episode is shorter.
+    """
+    if not 0 <= start <= recorded.length:
+        raise ValueError(
+            f"step {start} is not in the episode, which has {recorded.length} steps (0 to "
+            f"{recorded.length - 1})"
+        )
+
+
 def replay(
     recorded: RecordedEpisode,
     env: Any,
@@ -139,11 +152,7 @@ def replay(
         ValueError: The episode is shorter.
         ReplayError: The environment showed or rewarded something else; the step is named.
     """
-    if not 0 <= start <= recorded.length:
-        raise ValueError(
-            f"step {start} is not in the episode, which has {recorded.length} steps (0 to "
-            f"{recorded.length - 1})"
-        )
+    check_start(recorded, start)
     known = {(row["agent"], row["step"]): row for row in recorded.rows if row["turn"] < start}
     check = _Check(recorded.rows, start)
 

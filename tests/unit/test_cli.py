@@ -44,6 +44,7 @@ def test_help_imports_nothing_heavy():
     done = run_python("-c", code)
     for name in NAMES:
         assert f"  {name} " in done.stdout
+    assert "..." not in done.stdout.partition("Commands:")[2]  # no sentence is cut off
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -218,6 +219,12 @@ class TestReplay:
         assert "--- step 1," not in result.stdout
         assert "--- step 2," in result.stdout
         assert "return 1, won" in result.stdout
+
+    def test_a_step_that_the_episode_lacks_is_named_first_of_all(self, file):
+        result = run("replay", str(file), "--from", "9", "--player", "expert")
+        assert result.exit_code == 2
+        assert "step 9 is not in the episode, which has 3 steps" in result.stderr
+        assert result.stdout == ""
 
     def test_says_so_where_the_environment_is_another(self, file):
         result = run("replay", str(file), "--from", "2", "--env-config", '{"size": 3}')

@@ -118,7 +118,7 @@ def test_the_first_third_is_left_out_and_roles_are_judged_by_their_worst_process
         # Seconds 0 to 890; the window begins at 296.7, so its first sample is at 300 s.
         found = sample(
             10.0 * n,
-            a=("Learner" if n else "IDLE", 100.0, 20, 7),
+            a=("Learner" if n else "IDLE", 100.0, 20, 7 + (n >= 60) * 4),
             # 10 MiB a minute until the window begins, and not a byte afterwards.
             b=("Learner", 100.0 + 10.0 * min(n, 30) / 6, 20 + (n == 50), 7),
             # 1 MiB a minute; two descriptors more in the second half of the window.
@@ -131,6 +131,7 @@ def test_the_first_third_is_left_out_and_roles_are_judged_by_their_worst_process
     learner, runner = judged.roles["Learner"], judged.roles["Runner"]
     assert (learner.processes, learner.came_later) == (2, 0)
     assert (learner.start_mib, learner.end_mib, learner.growth_mib) == (250.0, 250.0, 0.0)
+    assert (learner.fds_growth, learner.threads_growth) == (0, 4)
     assert learner.is_flat
     assert (runner.processes, runner.came_later) == (1, 1)
     # 59 steps of 1/6 MiB: 9.83 MiB, more than 8.
