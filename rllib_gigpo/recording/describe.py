@@ -26,7 +26,8 @@ def describe_run(config: GiGPOConfig, run_id: str) -> dict[str, Any]:
         run_id: Stays the same when the run is resumed.
     """
     settings = _settings(config)
-    defaults = _settings(type(config)())
+    # An environment brings its profile, which is then no choice of this run's.
+    defaults = {**_settings(type(config)()), "profile": jsonable(config.env_spec.profile())}
     changed = {
         name: value
         for name, value in settings.items()

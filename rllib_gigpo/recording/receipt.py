@@ -133,7 +133,7 @@ def receipt_text(receipt: Mapping[str, Any]) -> str:
         f"{', '.join(run['started']) or 'at an unknown time'}",
         f"- model {_code(run['model'])}",
         *(f"- seed: {name} {value}" for name, value in _mapping(run["seeds"]).items()),
-        *(f"- commit: {name} {_code(value)}" for name, value in _mapping(run["commits"]).items()),
+        *_commits(_mapping(run["commits"])),
         f"- versions: {_pairs(_mapping(run['versions']))}",
     ]
     for data in map(_mapping, _list(run["data"])):
@@ -163,6 +163,14 @@ def receipt_text(receipt: Mapping[str, Any]) -> str:
     else:
         lines.append("- no command is known: the settings above were given by a Python program")
     return "\n".join(lines) + "\n"
+
+
+def _commits(commits: Mapping[str, Any]) -> list[str]:
+    """Return a line per commit: most often package and working folder are of the same one."""
+    names: dict[str, list[str]] = {}
+    for name, commit in commits.items():
+        names.setdefault(_code(commit), []).append(name.replace("_", " "))
+    return [f"- commit of the {' and the '.join(of)}: {commit}" for commit, of in names.items()]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rllib_gigpo import AgentProfile, ChatTemplate, GiGPOConfig
+from rllib_gigpo.recording.describe import describe_run
 from rllib_gigpo.recording.folder import (
     RunFolder,
     append_line,
@@ -302,6 +304,13 @@ class TestProvenance:
         assert found["numpy"] == np.__version__
         assert set(commits()) <= {"package", "working_folder"}
 
+    def test_the_environments_own_profile_is_no_choice_of_the_run(self):
+        config = GiGPOConfig().environment("KeyDoor")
+        config.agent(profile=config.agent_profile)
+        assert "profile" not in describe_run(config, "x")["changed"]
+        config.agent(profile=AgentProfile(ChatTemplate("{observation}?")))
+        assert "?" in describe_run(config, "x")["changed"]["profile"]["prompt"]["user"]
+
     def test_a_worker_of_ray_has_no_command(self, monkeypatch):
         import sys
         import types
@@ -342,6 +351,16 @@ class TestReceipt:
         assert (short.env_steps, long.env_steps) == (50, 2500)
         # Numbers have more digits, nothing else is added.
         assert len(json.dumps(vars(long))) < len(json.dumps(vars(short))) + 100
+
+    def test_a_commit_is_named_once(self):
+        def told(**commits: str) -> list[str]:
+            text = receipt_text(receipt_of({**RUN, "commits": commits}, Costs.of([])))
+            return [line for line in text.splitlines() if "commit" in line]
+
+        same = told(package="abc", working_folder="abc")
+        assert same == ["- commit of the package and the working folder: `abc`"]
+        other = told(package="abc", working_folder="def")
+        assert other == ["- commit of the package: `abc`", "- commit of the working folder: `def`"]
 
     def test_tells_it_in_words(self):
         text = receipt_text(receipt_of(RUN, Costs.of([metrics_line(1)])))
