@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 _ENV = "name of an environment, gymnasium id, or module:Class"
 TRUST = "unpickle the checkpoint, which runs what its author put into it; for classes of one's own"
@@ -44,12 +45,31 @@ def quickstart_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check_parser() -> argparse.ArgumentParser:
-    """Return the parser of `check`."""
-    parser = _parser("check", "Check a run before it costs GPU hours.")
+class _CheckParser(argparse.ArgumentParser):
+    """Takes its options before and behind the config; what else is behind is the example's."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the options before the config, then those among the example's."""
+        found = super().parse_args(args, namespace)
+        behind = argparse.ArgumentParser(prog=self.prog, add_help=False, allow_abbrev=False)
+        _add_check_options(behind)
+        found, found.arguments = behind.parse_known_args(found.arguments, found)
+        return found
+
+
+def _add_check_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--no-step", action="store_true", help="leave out the training step")
     add("--gpu-gib", type=float, help="memory of a GPU; more than it is a fault")
+
+
+def check_parser() -> argparse.ArgumentParser:
+    """Return the parser of `check`."""
+    parser = _CheckParser(
+        prog=program("check"), description="Check a run before it costs GPU hours."
+    )
+    _add_check_options(parser)
+    add = parser.add_argument
     add("config", help="file.py:NAME, module:NAME, or a tuned example")
     add("arguments", nargs=argparse.REMAINDER, help="the tuned example's own options")
     return parser

@@ -102,6 +102,19 @@ def test_the_parsers_repeat_the_defaults_of_what_they_start():
     assert (choices["kind"], choices["dtype"]) == (get_args(Kind), get_args(Dtype))
 
 
+def test_a_check_takes_its_options_before_and_behind_the_config():
+    example = ["--model", "qwen2.5-7b", "--gpus-per-engine", "1", "--lora"]
+    for arguments in (
+        ["--no-step", "--gpu-gib", "80", "run.py", *example],
+        ["run.py", *example[:2], "--no-step", *example[2:], "--gpu-gib=80"],
+    ):
+        found = parsers.check_parser().parse_args(arguments)
+        assert (found.config, found.no_step, found.gpu_gib) == ("run.py", True, 80.0)
+        assert found.arguments == example
+    found = parsers.check_parser().parse_args(["run.py", "--no"])
+    assert (found.no_step, found.gpu_gib, found.arguments) == (False, None, ["--no"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
