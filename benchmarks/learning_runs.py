@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from rllib_gigpo import AgentProfile, ChatTemplate, GiGPOConfig, NoMemory
+from rllib_gigpo.compare.main import TINY_TRAINING
 from rllib_gigpo.models import materialize
 from rllib_gigpo.presets import PRESETS
 from rllib_gigpo.record import record
@@ -46,7 +47,7 @@ class Task:
         warm_steps: Optimizer steps of the warm start.
         max_prompt_tokens: Limit of a prompt.
         model: Shape of the tiny model.
-        training: Settings that differ from `TRAINING`.
+        training: Settings that differ from `TINY_TRAINING`.
     """
 
     name: str
@@ -63,16 +64,6 @@ class Task:
     training: Mapping[str, Any] = field(default_factory=dict)
 
 
-TRAINING = {
-    "lr": 1e-3,
-    "critic_lr": 1e-3,
-    "adam_betas": (0.9, 0.99),
-    "weight_decay": 0.0,
-    "kl_coeff": 0.0,
-    "num_minibatches": 10,
-    "invalid_action_penalty": 0.0,
-    "old_logp": "engine",
-}
 EPISODES = 128
 
 TASKS = {
@@ -135,7 +126,7 @@ class Run:
 
     def _fingerprint(self) -> str:
         task = replace(TASKS[self.task], presets=(), budget=self.budget, profile=None)
-        settings = (task, TRAINING, EPISODES, PRESETS[self.preset].settings)
+        settings = (task, TINY_TRAINING, EPISODES, PRESETS[self.preset].settings)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:8]
 
 
@@ -151,7 +142,7 @@ def config_of(run: Run, task: Task, model: Path) -> GiGPOConfig:
     group_size = 1 if config.group_size == 1 else 8
     config.training(group_size=group_size, num_groups=EPISODES // group_size)
     # No KL, whatever the preset says: what is compared is credit assignment.
-    return config.training(**{**TRAINING, **task.training})
+    return config.training(**{**TINY_TRAINING, **task.training})
 
 
 def _with_task(config: GiGPOConfig, task: Task, seed: int) -> GiGPOConfig:
