@@ -1,6 +1,6 @@
 """Every algorithm of the family learns: curves over seeds, with intervals.
 
-    python -m benchmarks.learning            # everything: under three hours on two cores
+    python -m benchmarks.learning            # everything: 40 minutes on two cores
     python -m benchmarks.learning --quick    # two seeds: under 20 minutes
 
 Every preset plays KeyDoor; GiGPO, its ablations, GRPO and RLOO also KeyDoor with a local view and
