@@ -328,14 +328,15 @@ def _upload_whole(
     place: Place, write: Callable[[Path], Any], facts: Mapping[str, Any] | None
 ) -> None:
     """Write on this machine, then copy, the manifest last of all."""
-    if place.filesystem.get_file_info(pyarrow.fs.FileSelector(place.path, allow_not_found=True)):
-        raise ValueError(
-            f"{place.path} holds files already: on a remote file system name a new folder"
-        )
     with tempfile.TemporaryDirectory(prefix="rllib-gigpo-") as name:
         folder = Path(name, "checkpoint")
         manifest = Path(name, MANIFEST)
         try:
+            there = pyarrow.fs.FileSelector(place.path, allow_not_found=True)
+            if place.filesystem.get_file_info(there):
+                raise ValueError(
+                    f"{place.path} holds files already: on a remote file system name a new folder"
+                )
             folder.mkdir()
             write(folder)
             _write_manifest(folder, facts or {})
@@ -344,7 +345,7 @@ def _upload_whole(
             pyarrow.fs.copy_files(str(folder), place.path, destination_filesystem=place.filesystem)
             with place.filesystem.open_output_stream(f"{place.path}/{MANIFEST}") as file:
                 file.write(manifest.read_bytes())
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             raise CheckpointError(
                 f"the checkpoint {place.path} could not be written: {error}; without {MANIFEST} it "
                 "will not be restored by mistake; save again to another folder"

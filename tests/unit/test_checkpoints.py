@@ -243,6 +243,21 @@ def test_a_remote_checkpoint_is_written_once_its_manifest_last(tmp_path):
         check_whole(place)
 
 
+def test_what_refuses_a_remote_checkpoint_is_told(tmp_path):
+    def refuse(folder: Path) -> None:
+        raise CheckpointError("learner 0: No space left on device")
+
+    remote = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    told = "checkpoint bucket/checkpoint could not be written: learner 0: No space left on device"
+    with pytest.raises(CheckpointError, match=told):
+        save_whole(Place(remote, "bucket/checkpoint"), refuse)
+    assert not (tmp_path / "bucket").exists()
+    # A file where the folder should be: the file system itself refuses.
+    (tmp_path / "bucket").write_text("no folder")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        save_whole(Place(remote, "bucket/checkpoint"), fill)
+
+
 def test_a_folder_takes_its_name_only_when_it_is_filled(tmp_path):
     def fill_half() -> None:
         with whole_folder(tmp_path / "model") as scratch:
