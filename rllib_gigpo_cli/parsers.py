@@ -15,12 +15,13 @@ from typing import Any
 
 _ENV = "name of an environment, gymnasium id, or module:Class"
 TRUST = "unpickle the checkpoint, which runs what its author put into it; for classes of one's own"
+_ALSO_MODULES = ("quickstart", "check-env", "record", "sft", "export")
 _OWN_PROFILE = "by default the environment's own"
 
 
 def program(name: str) -> str:
     """Return how a command was called: as one of `rllib-gigpo`, or as a module."""
-    if Path(sys.argv[0]).name == "rllib-gigpo":
+    if name not in _ALSO_MODULES or Path(sys.argv[0]).name == "rllib-gigpo":
         return f"rllib-gigpo {name}"
     return f"python -m rllib_gigpo.{name.replace('-', '_')}"
 

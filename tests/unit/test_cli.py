@@ -1,6 +1,7 @@
 """The console script: quick to answer, one shell around the functions, sentences for errors."""
 
 import importlib.metadata
+import importlib.util
 import json
 import re
 from dataclasses import asdict
@@ -100,6 +101,22 @@ def test_the_parsers_repeat_the_defaults_of_what_they_start():
     assert told == (rule.kind, rule.threshold, rule.measure)
     choices = {action.dest: action.choices for action in parsers.export_parser()._actions}
     assert (choices["kind"], choices["dtype"]) == (get_args(Kind), get_args(Dtype))
+
+
+def parser_name(name: str) -> str:
+    return f"{name.replace('-', '_')}_parser"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if hasattr(parsers, parser_name(name))])
+def test_help_names_a_command_that_exists(name, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/rllib-gigpo"])
+    assert parsers.program(name) == f"rllib-gigpo {name}"
+    monkeypatch.setattr("sys.argv", ["/somewhere/main.py"])
+    program = getattr(parsers, parser_name(name))().prog
+    if program != f"rllib-gigpo {name}":
+        module = program.removeprefix("python -m ")
+        source = Path(importlib.util.find_spec(module).origin).read_text()
+        assert '__name__ == "__main__"' in source
 
 
 def test_a_check_takes_its_options_before_and_behind_the_config():
