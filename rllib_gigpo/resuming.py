@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rllib_gigpo.checkpoints import CheckpointError, Place, check_whole, find_whole
-from rllib_gigpo.recording.folder import RunFolder
+from rllib_gigpo.recording.describe import now
+from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines, write_json
 from rllib_gigpo.watched_actors import LearnerError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"checkpoint_(\d{6,})(\.previous)?")
+# Says that a run was begun by `train_to`, which may begin it anew while it has no checkpoint.
+_BEGUN = "train_to.json"
 
 
 def train_to(
@@ -40,9 +43,9 @@ def train_to(
 
     Args:
         config: The settings; those that decide what is learned must be the same in every call.
-        folder: Where checkpoints (`checkpoint_000012`, ...) and the run folder's files go. Without
-            a checkpoint in it the run begins anew, and files of a run that came to none are
-            removed.
+        folder: Where checkpoints (`checkpoint_000012`, ...) and the run folder's files go. A run
+            that was killed before its first checkpoint begins anew; what it had written is laid
+            aside in `superseded`.
         iterations: Training iterations in all.
         then: What to do with the trained algorithm before it is stopped.
         on_result: Called with every iteration's result.
@@ -56,8 +59,10 @@ def train_to(
 
     Raises:
         LearnerError: Learners failed more often than `max_failures`, or could not be built.
-        CheckpointError: A checkpoint could not be written; the ones before are untouched.
-        ValueError: `checkpoint_every` or `keep` is below 1.
+        CheckpointError: A checkpoint could not be written, and the ones before are untouched; or
+            none of those in the folder is whole.
+        ValueError: `checkpoint_every` or `keep` is below 1, or the folder holds a run without
+            checkpoints that `train_to` did not begin.
     """
     for name, value in (("checkpoint_every", checkpoint_every), ("keep", keep)):
         if value < 1:
@@ -102,17 +107,44 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 
 
 def _start(config: GiGPOConfig, folder: Path) -> GiGPO:
-    algorithm: Any = config.copy(copy_frozen=False).recording(folder=str(folder)).build_algo()
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
-        RunFolder(folder).clear()
-    else:
-        try:
+        _check_new(folder)
+    algorithm: Any = config.copy(copy_frozen=False).recording(folder=str(folder)).build_algo()
+    try:
+        if checkpoint is None:
+            RunFolder(folder).cut(0)
+            write_json(folder / _BEGUN, {"time": now()})
+        else:
             algorithm.restore_from_path(checkpoint)
-        except BaseException:
-            algorithm.stop()
-            raise
+    except BaseException:
+        algorithm.stop()
+        raise
     return algorithm
+
+
+def _check_new(folder: Path) -> None:
+    """Make sure that a run may begin in a folder without a whole checkpoint.
+
+    Raises:
+        CheckpointError: It holds checkpoints, which beginning anew would lose.
+        ValueError: It holds a run that something else than `train_to` began.
+    """
+    damaged = len(_checkpoints(folder))
+    if damaged:
+        raise CheckpointError(
+            f"none of the {damaged} checkpoints in {folder} is whole (the log says why): repair or "
+            "remove them, or name another folder"
+        )
+    run = RunFolder(folder)
+    done = len(read_lines(run.metrics)) if run.metrics.exists() else 0
+    if done and not (folder / _BEGUN).exists():
+        name = read_json(run.run).get("run_id") if run.run.exists() else None
+        raise ValueError(
+            f"{folder} holds {done} iterations of run {name!r}, which train_to did not begin, and "
+            "no checkpoint_NUMBER to go on from: name another folder, or put a checkpoint of the "
+            f"run there as {_checkpoint(folder, done).name}"
+        )
 
 
 def _checkpoints(folder: Path) -> list[Path]:

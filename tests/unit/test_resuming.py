@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rllib_gigpo.checkpoints import Place, save_whole
+from rllib_gigpo.checkpoints import CheckpointError, Place, save_whole
+from rllib_gigpo.recording.folder import RunFolder, read_lines, write_json, write_lines
 from rllib_gigpo.resuming import _forget_others, newest_checkpoint, train_to
 
 
@@ -18,7 +19,7 @@ def saved(folder: Path, *numbers: int) -> None:
 
 
 def numbers(folder: Path) -> set[int]:
-    return {int(path.name.removeprefix("checkpoint_")) for path in folder.iterdir()}
+    return {int(path.name.removeprefix("checkpoint_")) for path in folder.glob("checkpoint_*")}
 
 
 def test_the_newest_checkpoints_stay(tmp_path):
@@ -69,3 +70,79 @@ def test_what_takes_over_no_checkpoint_is_stopped(tmp_path):
     with pytest.raises(ValueError, match="another model than that of checkpoint_000004"):
         train_to(config, tmp_path, 5, then=lambda algorithm: None)
     assert config.is_stopped
+
+
+class Killed(BaseException):
+    """What ends the process."""
+
+
+class Scripted(Refusing):
+    """Counts to the iterations of a script, which a rollback lowers; it is killed at its end."""
+
+    def __init__(self, folder: Path, *script: int):
+        self.folder = folder
+        self.script = list(script)
+        self.num_updates = 0
+        self.is_built = False
+
+    def build_algo(self) -> Scripted:
+        self.is_built = True
+        return self
+
+    def train(self) -> dict[str, Any]:
+        if not self.script:
+            raise Killed
+        self.num_updates = self.script.pop(0)
+        write_json(RunFolder(self.folder).run, {"run_id": "scripted"})
+        write_lines(RunFolder(self.folder).metrics, trained(self.num_updates))
+        return {}
+
+    def save_to_path(self, path: Path) -> None:
+        save_whole(Place.of(path), lambda to: (to / "state").write_text(str(self.num_updates)))
+
+    def restore_from_path(self, path: Path) -> None:
+        self.num_updates = int((path / "state").read_text())
+
+
+def trained(count: int) -> list[dict[str, Any]]:
+    return [{"iteration": number} for number in range(1, count + 1)]
+
+
+def run(config: Any, iterations: int, **settings: Any) -> int:
+    return train_to(
+        config, config.folder, iterations, then=lambda algorithm: algorithm.num_updates, **settings
+    )
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_loses_nothing(tmp_path):
+    assert run(Scripted(tmp_path, 1, 2, 3), 3) == 3
+    for path in tmp_path.glob("checkpoint_*"):
+        (path / "state").write_text("damaged")
+    config = Scripted(tmp_path, 1)
+    with pytest.raises(CheckpointError) as error:
+        run(config, 4)
+    assert str(error.value) == (
+        f"none of the 2 checkpoints in {tmp_path} is whole (the log says why): repair or remove "
+        "them, or name another folder"
+    )
+    assert not config.is_built
+    assert read_lines(RunFolder(tmp_path).metrics) == trained(3)
+    assert numbers(tmp_path) == {2, 3}
+
+
+def test_a_run_that_something_else_began_is_refused(tmp_path):
+    write_json(RunFolder(tmp_path).run, {"run_id": "by hand"})
+    write_lines(RunFolder(tmp_path).metrics, trained(7))
+    config = Scripted(tmp_path, 1)
+    with pytest.raises(ValueError, match="holds 7 iterations of run 'by hand', which train_to did"):
+        run(config, 1)
+    assert not config.is_built
+    assert read_lines(RunFolder(tmp_path).metrics) == trained(7)
+
+
+def test_what_was_killed_before_its_first_checkpoint_is_laid_aside(tmp_path):
+    with pytest.raises(Killed):
+        run(Scripted(tmp_path, 1, 2), 5, checkpoint_every=5)
+    assert run(Scripted(tmp_path, 1), 1) == 1
+    assert read_lines(RunFolder(tmp_path).metrics) == trained(1)
+    assert read_lines(tmp_path / "superseded" / "1" / "metrics.jsonl") == trained(2)
