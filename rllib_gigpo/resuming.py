@@ -49,8 +49,9 @@ def train_to(
         iterations: Training iterations in all.
         then: What to do with the trained algorithm before it is stopped.
         on_result: Called with every iteration's result.
-        checkpoint_every: Iterations between two checkpoints. What was trained after the last one
-            is trained again, from its weights: tasks are a function of the iteration.
+        checkpoint_every: Iterations between two checkpoints; a rollback is saved at once. What was
+            trained after the last one is trained again, from its weights: tasks are a function of
+            the iteration.
         keep: Newest checkpoints that stay.
         max_failures: Failures of learners after which the run ends with the error.
 
@@ -73,11 +74,14 @@ def train_to(
         algorithm = _start(config, folder)
         try:
             while algorithm.num_updates < iterations:
+                before = algorithm.num_updates
                 result = algorithm.train()
                 if on_result is not None:
                     on_result(result)
                 done = algorithm.num_updates
-                if done % checkpoint_every == 0 or done >= iterations:
+                # A rollback has left the branch of later checkpoints: nobody is to go on from them.
+                is_back = done <= before
+                if is_back or done % checkpoint_every == 0 or done >= iterations:
                     algorithm.save_to_path(_checkpoint(folder, done))
                     _forget_others(folder, done, keep)
             return then(algorithm)

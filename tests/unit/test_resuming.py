@@ -146,3 +146,14 @@ def test_what_was_killed_before_its_first_checkpoint_is_laid_aside(tmp_path):
     assert run(Scripted(tmp_path, 1), 1) == 1
     assert read_lines(RunFolder(tmp_path).metrics) == trained(1)
     assert read_lines(tmp_path / "superseded" / "1" / "metrics.jsonl") == trained(2)
+
+
+def test_a_rollback_is_saved_at_once(tmp_path):
+    # Every fifth iteration is saved. The 18th collapses and goes back to 12; 14 is the last.
+    script = (*range(1, 18), 12, 13, 14)
+    with pytest.raises(Killed):
+        run(Scripted(tmp_path, *script), 20, checkpoint_every=5)
+    assert numbers(tmp_path) == {10, 12}
+    config = Scripted(tmp_path, 13, 14, 15)
+    assert run(config, 15, checkpoint_every=5) == 15
+    assert config.script == []
