@@ -8,6 +8,7 @@ server, `{"type": "observation", "data": {"observation", "reward", "done"}}` or 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import urllib.request
 import weakref
@@ -145,7 +146,7 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(address, timeout=timeout_s) as answer:
             return read_object(read_whole(answer, timeout_s))["action"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
         raise OpenEnvError(
             f"no OpenEnv server tells its actions at {address} ({error}): start it, or correct "
             "the address"

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from envs.adapters.mcp_client import MCPClient, MCPError
+from envs.adapters.openenv_client import OpenEnvError, action_schema
 from envs.appworld.server import AppWorldError, Server
 from envs.search.client import HttpRetriever, _read_result
 from envs.search.retrievers import RetrieverError
@@ -139,6 +140,10 @@ def ask_mcp(url: str) -> Any:
     return MCPClient(url, 2.0).tools()
 
 
+def ask_openenv(url: str) -> Any:
+    return action_schema(url, 2.0)
+
+
 CLIENTS = pytest.mark.parametrize(
     ("ask", "error"),
     [
@@ -146,8 +151,9 @@ CLIENTS = pytest.mark.parametrize(
         (ask_retriever, RetrieverError),
         (ask_appworld, AppWorldError),
         (ask_mcp, MCPError),
+        (ask_openenv, OpenEnvError),
     ],
-    ids=["endpoint", "retriever", "appworld", "mcp"],
+    ids=["endpoint", "retriever", "appworld", "mcp", "openenv"],
 )
 
 
