@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
+from rllib_gigpo.checkpoints import CheckpointError
 from rllib_gigpo.recording.folder import read_json, write_json
 from rllib_gigpo.recording.recorder import run_path
 from rllib_gigpo.watchdog import Alarm, Limits, find_alarms, seen
@@ -81,7 +82,10 @@ class Watchdog(RLlibCallback):
             self._best.forget_after(iteration)
         self._has_begun = True
         if self._rolls_back and self._best.wants(iteration, self._algorithm.config.best_every):
-            self._best.save(self._algorithm, iteration)
+            try:
+                self._best.save(self._algorithm, iteration)
+            except CheckpointError as error:
+                _LOG.error("iteration %d: its weights are not kept: %s", iteration, error)
 
     def on_train_result(
         self, *, algorithm: Any, metrics_logger: Any = None, result: dict, **kwargs: Any
@@ -166,7 +170,8 @@ class BestWeights:
     """The checkpoint of the best weights so far, and one that is still to be judged.
 
     A checkpoint is judged by the iteration that its weights play, so that weights which an update
-    has just destroyed never count as good.
+    has just destroyed never count as good. A disk that refuses `best.json` ends no run: the weights
+    that the file names stay until it names better ones.
 
     Args:
         folder: Where they are kept.
@@ -178,10 +183,9 @@ class BestWeights:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._state: dict[str, Any] = {}
-        file = folder / "best.json"
-        if file.is_file():
-            self._state = read_json(file)
+        self._file = folder / "best.json"
+        self._state: dict[str, Any] = read_json(self._file) if self._file.is_file() else {}
+        self._written = self.iteration
         self._candidate: int | None = None
 
     @property
@@ -247,11 +251,17 @@ class BestWeights:
 
     def _write(self, **changes: Any) -> None:
         self._state |= changes
-        write_json(self._folder / "best.json", self._state)
+        try:
+            write_json(self._file, self._state)
+        except OSError as error:
+            _LOG.error("%s could not be written: %s", self._file, error)
+        else:
+            self._written = self.iteration
 
     def _clean(self) -> None:
         """Remove what is neither the best nor to be judged."""
-        kept = {self._path(i) for i in (self.iteration, self._candidate) if i is not None}
+        needed = (self.iteration, self._written, self._candidate)
+        kept = {self._path(i) for i in needed if i is not None}
         for path in self._folder.glob("after_*"):
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)

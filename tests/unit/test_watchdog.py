@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_gigpo import GiGPOConfig
+from rllib_gigpo.checkpoints import CheckpointError
 from rllib_gigpo.recording.folder import read_json, write_json
 from rllib_gigpo.recording.rollout_rows import worst_episodes
 from rllib_gigpo.repetition import is_repeating
 from rllib_gigpo.watchdog import SIGNALS, Limits, find_alarms, seen
-from rllib_gigpo.watching import Watchdog, limits_of
+from rllib_gigpo.watching import BestWeights, Watchdog, limits_of
 
 # A run that learns: returns rise from 0.2 to 0.9, and everything else drifts as it does in such
 # runs; groups end alike because they all win.
@@ -372,3 +374,50 @@ def test_a_new_run_forgets_the_best_weights_of_another_one_in_its_folder(tmp_pat
     watchdog.begin(1)
     watchdog.begin(0)
     assert watchdog.rollbacks == 1
+
+
+def test_a_full_disk_costs_the_weights_of_an_iteration_and_not_the_run(tmp_path, caplog):
+    saved: list[str] = []
+
+    def save(path: str) -> None:
+        saved.append(path)
+        if len(saved) == 1:
+            raise CheckpointError("the checkpoint could not be written: No space left on device")
+
+    config = GiGPOConfig().watchdog(on_collapse="rollback", best_every=1)
+    algorithm: Any = SimpleNamespace(
+        config=config.recording(folder=str(tmp_path)),
+        recorder=None,
+        _storage=None,
+        save_to_path=save,
+    )
+    watchdog = Watchdog(algorithm)
+    watchdog.begin(0)
+    assert "No space left on device" in caplog.text
+    # It is tried again, although iteration 0 was never judged.
+    watchdog.begin(1)
+    assert saved == [str(tmp_path / "watchdog" / f"after_00000{number}") for number in (0, 1)]
+
+
+def test_weights_that_the_file_names_stay_while_the_disk_is_full(tmp_path, monkeypatch, caplog):
+    algorithm: Any = SimpleNamespace(save_to_path=lambda path: Path(path).mkdir(parents=True))
+    best = BestWeights(tmp_path)
+
+    def is_judged(iteration: int, episode_return: float) -> set[str]:
+        best.save(algorithm, iteration)
+        best.judge(iteration, episode_return)
+        return {path.name for path in tmp_path.glob("after_*")}
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError("No space left on device")
+
+    assert is_judged(1, 0.5) == {"after_000001"}
+    with monkeypatch.context() as full:
+        full.setattr("rllib_gigpo.watching.write_json", refuse)
+        # After a kill now, best.json would bring the run back to 1.
+        assert is_judged(2, 0.6) == {"after_000001", "after_000002"}
+        assert "No space left on device" in caplog.text
+        assert best.iteration == 2
+        assert BestWeights(tmp_path).iteration == 1
+    assert is_judged(3, 0.7) == {"after_000003"}
+    assert BestWeights(tmp_path).iteration == 3
