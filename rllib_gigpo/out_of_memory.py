@@ -61,9 +61,17 @@ def cure(phase: str, config: GiGPOConfig) -> str:
             steps.append("train an adapter with llm(lora=LoRASettings(...))")
         return "; then ".join(steps)
     if phase == "setup":
+        is_sharded = config.sharding == "fsdp"
+        step = "raise learners(" if is_sharded else "set learners(sharding='fsdp', "
+        adapter = "; or llm(lora=LoRASettings(...))" if config.lora is None else ""
         return (
-            "the learners' models and optimizer states do not fit: set learners(sharding='fsdp', "
-            f"num_learners=...), now {config.num_learners}; or llm(lora=LoRASettings(...))"
+            "the learners' models and optimizer states do not fit: "
+            f"{step}num_learners=...), now {config.num_learners}{adapter}"
+        )
+    if phase == "grouping":  # the rows of an iteration lie in the driver's memory
+        return (
+            "lower training(num_groups=..., group_size=...), now "
+            f"{config.num_groups} and {config.group_size}"
         )
     slots = f"lower llm(max_num_seqs=...), now {config.max_num_seqs}"
     if config.engine == "vllm":
