@@ -1,6 +1,13 @@
 """Sphinx settings of the documentation; `make docs` builds it, warnings are errors."""
 
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import _settings
 
 project = "rllib-gigpo"
 author = "the rllib-gigpo authors"
@@ -32,3 +39,13 @@ autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
+
+def setup(app: Any) -> None:
+    """Put the tables of all settings on their page."""
+    app.connect("source-read", _fill_in)
+
+
+def _fill_in(app: Any, name: str, source: list[str]) -> None:
+    if name == "settings":
+        source[0] = source[0].replace(_settings.MARK, _settings.tables())
