@@ -10,6 +10,7 @@ not at all, whenever the process is killed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,14 @@ from rllib_gigpo.sequences import MicroBatch, pack, response_logps
 from rllib_gigpo.vision.pictures import strip_marks
 from rllib_gigpo.vision.sight import Sight, load_sight
 from rllib_gigpo_cli.parsers import sft_parser
+
+# What `save_pretrained` of models, tokenizers and processors writes.
+_MODEL_FILE = re.compile(
+    r"(added_tokens|chat_template|config|generation_config|preprocessor_config|processor_config"
+    r"|special_tokens_map|tokenizer|tokenizer_config|video_preprocessor_config|vocab)\.json"
+    r"|(model|pytorch_model)[\w.-]*\.(safetensors|bin)(\.index\.json)?"
+    r"|(tokenizer|spiece)\.model|chat_template\.jinja|(merges|vocab)\.txt"
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ def warm_start(
     Args:
         model_path: What `materialize` returned.
         examples: Prompts and responses.
-        output: Folder to write: new, empty, or a model that this one replaces.
+        output: Folder to write: new, empty, or a model and nothing else, which this one replaces.
         settings: Steps, batch size, learning rate.
         max_prompt_tokens: Longer prompts raise.
         on_step: Called with (step, loss).
@@ -83,7 +92,7 @@ def warm_start(
         `output`.
 
     Raises:
-        ValueError: No example, or an output folder that holds something else than a model.
+        ValueError: No example, or an output folder that holds anything else than a model.
     """
     output = Path(output)
     check_output(output)
@@ -138,13 +147,28 @@ def check_output(output: Path) -> None:
     """Make sure that a model may be written to a folder, and take the place of what is there.
 
     Raises:
-        ValueError: It is a file, or holds something else than a model.
+        ValueError: It is a file, or holds anything else than a model, or what has the name that
+            the old model takes for a moment would be lost.
     """
     is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
     if not is_free and not (output / "config.json").is_file():
         raise ValueError(
             f"output {str(output)!r} exists and is no model: name a folder that is new, empty, or "
             "a model to be replaced"
+        )
+    if is_free:
+        return
+    others = sorted(path.name for path in output.iterdir() if not _MODEL_FILE.fullmatch(path.name))
+    if others:
+        raise ValueError(
+            f"output {str(output)!r} holds {', '.join(map(repr, others[:3]))} beside the files of "
+            "a model, which would be lost with it: name a folder that is new"
+        )
+    previous = output.absolute().with_name(f"{output.absolute().name}.previous")
+    if previous.exists():
+        raise ValueError(
+            f"the model in output {str(output)!r} is to be replaced, and {str(previous)!r} would "
+            "be lost: move or remove it, or name a folder that is new"
         )
 
 

@@ -130,6 +130,26 @@ def test_a_folder_of_something_else_is_not_replaced(tiny, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_what_lies_beside_a_model_is_not_deleted_with_it(tiny, tmp_path):
+    output, once = tmp_path / "model", WarmStart(steps=1, batch_size=1, warmup_steps=0)
+    warm_start(tiny, [NORTH], output, settings=once)
+    (output / ".git").mkdir()
+    (output / "notes.md").write_text("years of work")
+    with pytest.raises(ValueError, match=r"holds '\.git', 'notes\.md' beside the files of a model"):
+        warm_start(tiny, [NORTH], output, settings=once)
+    (output / ".git").rmdir()
+    (output / "notes.md").rename(tmp_path / "model.previous")
+    with pytest.raises(
+        ValueError, match=r"replaced.*model\.previous' would be lost: move or remove"
+    ):
+        warm_start(tiny, [NORTH], output, settings=once)
+    assert (tmp_path / "model.previous").read_text() == "years of work"
+    # A model that replaces none takes no other name.
+    output.rename(tmp_path / "old")
+    warm_start(tiny, [NORTH], output, settings=once)
+    assert (tmp_path / "model.previous").read_text() == "years of work"
+
+
 def test_the_command_trains_a_tiny_model_on_the_words_of_the_data(tmp_path, capsys):
     save_examples([NORTH, SOUTH], tmp_path / "data.jsonl")
     settings = ["--steps", "12", "--batch-size", "2", "--warmup-steps", "2", "--lr", "0.01"]
