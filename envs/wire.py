@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -25,17 +26,48 @@ def read_whole(response: Any, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTE
         ValueError: It is too large.
         http.client.HTTPException: It is shorter than announced.
     """
+    data = b"".join(_chunks(response, timeout_s, max_bytes))
+    if response.length:
+        raise http.client.IncompleteRead(data, response.length)
+    return data
+
+
+def read_lines(
+    response: Any, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES
+) -> Iterator[bytes]:
+    """Yield the lines of an HTTP response as they come, without their ends.
+
+    A last line that has no end is left out: the server broke off within it.
+
+    Args:
+        response: What `http.client` or `urllib` gave.
+        timeout_s: Seconds that all lines may take, what the caller does between them included.
+        max_bytes: Most bytes that are read in all.
+
+    Raises:
+        TimeoutError: It did not end in time.
+        ValueError: It is too large.
+        http.client.HTTPException: It breaks HTTP's rules.
+    """
+    rest = bytearray()
+    for chunk in _chunks(response, timeout_s, max_bytes):
+        rest += chunk
+        if b"\n" in chunk:  # what came before was searched already
+            *lines, rest = rest.split(b"\n")
+            yield from (bytes(line).removesuffix(b"\r") for line in lines)
+
+
+def _chunks(response: Any, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+    """Yield a body piece by piece, within a time and a size."""
     deadline = time.monotonic() + timeout_s
-    data = bytearray()
+    size = 0
     while chunk := response.read1(_CHUNK_BYTES):
-        data += chunk
-        if len(data) > max_bytes:
+        size += len(chunk)
+        if size > max_bytes:
             raise ValueError(f"the answer has more than {max_bytes} bytes")
         if time.monotonic() > deadline:
             raise TimeoutError(f"the answer was not complete after {timeout_s:g} s")
-    if response.length:
-        raise http.client.IncompleteRead(bytes(data), response.length)
-    return bytes(data)
+        yield chunk
 
 
 def read_json(content: bytes | str) -> Any:

@@ -69,6 +69,8 @@ class Session:
         if method == "tools/list":
             page = int(params.get("cursor", 0))
             more = {"nextCursor": str(page + 1)} if page + 1 < len(PAGES) else {}
+            if self.fault == "endless":
+                more = {"nextCursor": "0"}
             return {"tools": PAGES[page], **more}
         return self.call(params["name"], params["arguments"])
 

@@ -19,16 +19,17 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from envs.wire import MAX_ANSWER_BYTES, read_object, read_whole
+from envs.wire import MAX_ANSWER_BYTES, read_lines, read_object, read_whole
 
 PROTOCOL_VERSION = "2025-06-18"
 _CHUNK_BYTES = 1 << 16
 _TAIL_CHARS = 500
 _METHOD_NOT_FOUND = -32601
+_MAX_PAGES = 1000
 
 
 class MCPError(RuntimeError):
@@ -192,7 +193,7 @@ class HttpTransport:
                         "MCP-Protocol-Version": PROTOCOL_VERSION,
                     }
                 if answer.headers.get_content_type() == "text/event-stream":
-                    yield from _events(answer)
+                    yield from _events(read_lines(answer, timeout_s, MAX_ANSWER_BYTES))
                 else:
                     body = read_whole(answer, timeout_s)
                     if body:
@@ -221,11 +222,11 @@ class HttpTransport:
             urllib.request.urlopen(request, timeout=2).close()
 
 
-def _events(lines: Any) -> Iterator[dict[str, Any]]:
+def _events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the messages of a stream of server-sent events."""
     data: list[str] = []
     for raw in lines:
-        line = raw.decode().rstrip("\r\n")
+        line = raw.decode()
         if line.startswith("data:"):
             data.append(line.removeprefix("data:").removeprefix(" "))
         elif not line and data:
@@ -266,16 +267,23 @@ class MCPClient:
             raise
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the tools as `{"name", "description", "parameters"}`."""
+        """Return the tools as `{"name", "description", "parameters"}`.
+
+        Raises:
+            MCPError: The server refuses, or its list has no end.
+        """
         found: list[dict[str, Any]] = []
         cursor: str | None = None
-        while True:
+        for _ in range(_MAX_PAGES):
             page = self._request("tools/list", {"cursor": cursor} if cursor else {})
             found += self._read(lambda page=page: [_tool(tool) for tool in page["tools"]])
             cursor = page.get("nextCursor")
             if not cursor:
-                break
-        return found
+                return found
+        raise MCPError(
+            f"the MCP server's list of tools has no end: {_MAX_PAGES} pages came, and the last one "
+            "names another"
+        )
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Call a tool; return its text, and whether it reports an error."""

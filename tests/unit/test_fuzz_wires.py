@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from envs.adapters import mcp_client
 from envs.adapters.mcp_client import MCPClient, MCPError
 from envs.adapters.openenv_client import OpenEnvError, action_schema
 from envs.appworld.server import AppWorldError, Server
@@ -190,6 +191,24 @@ def test_a_client_reads_no_endless_answer():
 def test_a_client_waits_for_no_drops():
     with answering(b"x" * 1000, pause_s=0.2) as url, pytest.raises(EndpointError, match="complete"):
         Endpoint(f"{url}/v1", "m", timeout_s=0.5, pause_s=0.0)([], {}, 0)
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+def test_a_stream_of_events_ends_in_time_though_something_comes_all_the_while():
+    # 80 comments of 6 bytes, a byte each 20 ms, would take 9.6 s; no pause reaches the time limit.
+    body = b": on\n\n" * 80
+    late = pytest.raises(MCPError, match="not complete after 1 s")
+    with answering(body, EVENTS, pause_s=0.02) as url, late:
+        MCPClient(url, 1.0)
+
+
+@pytest.mark.parametrize("body", [b"data: " + b"x" * 1000, b"data: x\n" * 125])
+def test_a_stream_of_events_has_a_size(body, monkeypatch):
+    monkeypatch.setattr(mcp_client, "MAX_ANSWER_BYTES", 999)
+    with answering(body, EVENTS) as url, pytest.raises(MCPError, match="more than 999 bytes"):
+        MCPClient(url, 2.0)
 
 
 # Servers ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.adapters import mcp_client
 from envs.adapters.mcp import MCPEnv, MCPEpisode
 from envs.adapters.mcp_client import MCPClient, MCPError
 from tests import mcp_dial_server
@@ -188,6 +189,14 @@ def test_an_http_server_that_forgot_the_session_says_so(http):
     with pytest.raises(MCPError, match="refuses: HTTP Error 404: Not Found no such session"):
         env.step(call("unlock"))
     env.close()
+
+
+def test_a_list_of_tools_without_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(mcp_client, "_MAX_PAGES", 4)
+    client = MCPClient(f"{SERVER} endless", 10)
+    with pytest.raises(MCPError, match="has no end: 4 pages came"):
+        client.tools()
+    client.close()
 
 
 @pytest.mark.parametrize(
