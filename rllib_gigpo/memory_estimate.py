@@ -28,6 +28,7 @@ from rllib_gigpo.memory_passes import Rows, passes
 from rllib_gigpo.models.loading import class_for
 from rllib_gigpo.recompute import repeated_layers
 from rllib_gigpo.vision.sight import Sight, load_sight, vision_modules
+from rllib_gigpo.weight_sync import never_trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -62,6 +63,8 @@ class Plan:
         pictures: Height and width of each picture that a row shows; those of different rows are
             taken to be different.
         freeze_vision_tower: Whether the language model alone is trained.
+        policies: Policies of a team that are trained, all of this kind.
+        untrained_policies: Policies of a team that are not.
     """
 
     sequence_tokens: int
@@ -80,6 +83,8 @@ class Plan:
     engine_sequences: int = 256
     pictures: tuple[tuple[int, int], ...] = ()
     freeze_vision_tower: bool = False
+    policies: int = 1
+    untrained_policies: int = 0
 
 
 def plan_of(
@@ -89,11 +94,15 @@ def plan_of(
 ) -> Plan:
     """Return the plan that settings make, with rows as long as they may be.
 
+    Policies of a team are taken to be alike; what `algorithm_config_overrides_per_module` gives one
+    of them is not looked at.
+
     Args:
         config: The settings.
         lora_parameters: Parameters of the adapter, with `llm(lora=...)`.
         pictures: Height and width of each picture that a row shows.
     """
+    untrained = len(never_trained(config))
     return Plan(
         sequence_tokens=config.max_prompt_tokens + config.max_response_tokens,
         response_tokens=config.max_response_tokens,
@@ -111,6 +120,8 @@ def plan_of(
         engine_sequences=config.max_num_seqs,
         pictures=pictures,
         freeze_vision_tower=config.freeze_vision_tower,
+        policies=len(config.module_ids) - untrained,
+        untrained_policies=untrained,
     )
 
 
@@ -238,17 +249,20 @@ def _held(outline: _Outline, plan: Plan) -> dict[str, int]:
     still = outline.vision if plan.freeze_vision_tower else 0
     trained = whole - still if plan.lora_parameters is None else plan.lora_parameters
     trained += whole - still if plan.with_critic_model else 0
+    members = plan.policies + plan.untrained_policies
     held = {
-        "weights": trained * _FP32,
-        "optimizer": _STATES[plan.optimizer] * trained * _FP32,
-        "gradients": trained * _FP32,
+        "weights": members * trained * _FP32,
+        "optimizer": _STATES[plan.optimizer] * plan.policies * trained * _FP32,
+        "gradients": plan.policies * trained * _FP32,
     }
     if plan.lora_parameters is not None:
-        held["frozen weights"] = whole * _width(plan.base_dtype)
+        # Adapters share their base, unless it is spread.
+        bases = 1 if plan.sharding == "replicate" else members
+        held["frozen weights"] = bases * whole * _width(plan.base_dtype)
     elif still:
-        held["frozen weights"] = still * (1 + plan.with_critic_model) * _FP32
+        held["frozen weights"] = members * still * (1 + plan.with_critic_model) * _FP32
     if plan.with_reference:
-        held["reference"] = whole * _FP32
+        held["reference"] = members * whole * _FP32
     return held
 
 

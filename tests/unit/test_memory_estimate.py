@@ -54,6 +54,28 @@ def test_an_adapter_by_hand():
     assert update["frozen weights"] == 2 * PARAMETERS
 
 
+def test_a_team_by_hand():
+    plan = dataclasses.replace(PLAN, with_reference=True, policies=2, untrained_policies=1)
+    update = estimate(CONFIG, plan)["update"]
+    # All three hold weights and a reference; what is not trained has no gradients and no moments.
+    assert update["weights"] == update["reference"] == 3 * 4 * PARAMETERS
+    assert (update["optimizer"], update["gradients"]) == (2 * 8 * PARAMETERS, 2 * 4 * PARAMETERS)
+    adapters = dataclasses.replace(PLAN, lora_parameters=100, policies=2, num_learners=2)
+    # One base for both adapters; where it is spread over two learners, each has one of its own.
+    assert estimate(CONFIG, adapters)["update"]["frozen weights"] == 4 * PARAMETERS
+    spread = dataclasses.replace(adapters, sharding="fsdp")
+    assert estimate(CONFIG, spread)["update"]["frozen weights"] == 4 * PARAMETERS
+    assert estimate(CONFIG, adapters)["update"]["weights"] == 2 * 4 * 100
+
+
+def test_a_team_makes_a_plan():
+    config = tiny_config().environment("ArithmeticTeam")
+    config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent, *_, **__: "a")
+    assert (plan_of(config).policies, plan_of(config).untrained_policies) == (2, 0)
+    config.multi_agent(policies_to_train=["b"])
+    assert (plan_of(config).policies, plan_of(config).untrained_policies) == (1, 1)
+
+
 def test_sharding_divides_what_is_held_and_gathers_two_layers():
     plan = dataclasses.replace(PLAN, sharding="fsdp", num_learners=4)
     update = estimate(CONFIG, plan)["update"]
