@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# sbatch cluster/slurm.sh tuned_examples/alfworld_gigpo.py --engine=vllm --num-engines=2 ...
+# sbatch cluster/slurm.sh tuned_examples/alfworld_gigpo.py --model=qwen2.5-7b --engine=vllm \
+#   --num-engines=4 --num-env-runners=4 --num-learners=4 --results /shared/runs/alfworld_7b
 #SBATCH --job-name=gigpo
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
