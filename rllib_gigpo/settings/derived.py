@@ -28,6 +28,7 @@ from rllib_gigpo.settings.serving import ServingSettings
 from rllib_gigpo.settings.training import TrainingSettings
 from rllib_gigpo.settings.watching import WatchdogSettings
 from rllib_gigpo.stepping import StepSettings
+from rllib_gigpo.value_checks import NUMBER_TYPES
 from rllib_gigpo.vocabulary import collect_words
 
 
@@ -65,7 +66,7 @@ class DerivedSettings(
     @property
     def clip_range(self) -> tuple[float, float]:
         """Distance of the ratio's clip bounds below and above 1."""
-        if isinstance(self.clip_param, int | float):
+        if isinstance(self.clip_param, NUMBER_TYPES):
             return (float(self.clip_param), float(self.clip_param))
         low, high = self.clip_param
         return (float(low), float(high))

@@ -380,7 +380,11 @@ def test_the_defaults_are_valid_and_the_papers():
 
 def test_a_pair_of_clip_bounds_is_low_and_high():
     assert config().training(clip_param=(0.1, 0.3)).clip_range == (0.1, 0.3)
-    assert config().training(clip_param=1 / 4).clip_range == (0.25, 0.25)
+    # Tune's samplers give NumPy numbers.
+    for value in (1 / 4, np.float32(0.25), np.float64(0.25)):
+        built = config().training(clip_param=value)
+        built.validate()
+        assert built.clip_range == (0.25, 0.25)
 
 
 @pytest.mark.parametrize(
