@@ -329,7 +329,8 @@ class GiGPOTorchLearner(GroupedLearner):
                 largest = self._log.largest[module_id].get(name, 0.0)
                 # Each learner knows its own rows; RLlib takes the largest of all learners.
                 self.metrics.log_value((module_id, f"{name}_max"), largest, reduce="max", window=1)
-            if self.config.kl_target is not None:
+            # A coefficient that has become NaN would stay so.
+            if self.config.kl_target is not None and math.isfinite(values["kl"]):
                 self._kl_coeffs[module_id] = adapted_kl_coeff(
                     self._kl_coeff(module_id),
                     values["kl"],
@@ -372,12 +373,15 @@ class GiGPOTorchLearner(GroupedLearner):
         parcels = {}
         for module_id in self.config.module_ids:
             module = self._language_model(module_id)
-            if module_id in known and known[module_id] == checksums_of(
-                module, self._dtype, is_sharded=self._is_sharded
-            ):
+            if module_id in known and self._is_known(module, known[module_id]):
                 continue
             parcels[module_id] = publish(module, self._dtype, version)
         return parcels
+
+    def _is_known(self, module: CausalLMModule, known: Checksums) -> bool:
+        is_same = checksums_of(module, self._dtype, is_sharded=self._is_sharded) == known
+        # Whole tensors of a sharded module are the first learner's alone; all must do the same.
+        return sum_over_learners([float(is_same)])[0] > 0 if self._is_sharded else is_same
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -1,9 +1,10 @@
 """Pickles of strangers, read without running anything of theirs.
 
 RLlib's checkpoints are pickles, and unpickling calls whatever a pickle names. Here a name stands
-for itself only if it is on a short list: arrays of NumPy, plain containers, and the dataclasses and
-functions of agents in this package. Every other name becomes an `Unknown`, which does nothing and
-imports nothing, so that what is wanted can be read from between things that are not.
+for itself only if it is on a short list: plain containers, and the dataclasses and functions of
+agents in this package. Arrays of NumPy are made of checked parts (`rllib_gigpo.pickled_arrays`).
+Every other name becomes an `Unknown`, which does nothing and imports nothing, so that what is
+wanted can be read from between things that are not.
 """
 
 from __future__ import annotations
@@ -15,14 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rllib_gigpo.pickled_arrays import stand_in
+
 _PLAIN = {
     "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice"},
     "collections": {"OrderedDict"},
-    "numpy": {"dtype", "ndarray"},
-    "numpy._core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.numeric": {"_frombuffer"},
-    "numpy.core.multiarray": {"_reconstruct", "scalar"},
-    "numpy.core.numeric": {"_frombuffer"},
     "envs.spaces": {"TextSpace"},
     "rllib_gigpo.lora": {"LoRASettings"},
     "rllib_gigpo.models.spec": {"ModelSpec"},
@@ -70,6 +68,8 @@ class Unknown:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name on the list stands for, and a kind of `Unknown` for any other."""
+        if (ours := stand_in(module, name)) is not None:
+            return ours
         if name in _PLAIN.get(module, ()):
             return getattr(importlib.import_module(module), name)
         if module.startswith(_AGENTS) and name.isidentifier():

@@ -91,6 +91,17 @@ def test_an_algorithm_trains_saves_and_goes_on_like_one_learner(pair, tmp_path):
     alone.stop()
 
 
+def test_learners_agree_on_what_engines_have(pair):
+    # Only the first holds whole tensors; one that packed alone would wait for the others for ever.
+    pair.begin()
+    first, _ = pair.each(lambda learner: learner.published(0))
+    known = {module_id: parcel.checksums for module_id, parcel in first.items()}
+    assert pair.each(lambda learner: list(learner.published(1, known))) == [[], []]
+    changed = {module_id: dict.fromkeys(sums, -1) for module_id, sums in known.items()}
+    found = pair.each(lambda learner: list(learner.published(1, changed)))
+    assert found == [[DEFAULT_MODULE_ID]] * 2
+
+
 def test_each_learner_holds_a_part(pair):
     def shares(learner: Any) -> tuple[int, int, int]:
         lm = learner.module[DEFAULT_MODULE_ID].lm

@@ -222,6 +222,20 @@ class TestAdaptiveKl:
         again.set_state(learner.get_state())
         assert update(again, random_rows(), 1)["kl_coeff"] == pytest.approx(0.5 * 0.976)
 
+    def test_a_kl_that_is_no_number_leaves_it(self):
+        learner = self.learner()
+        reference = module_of(learner).reference
+        assert reference is not None
+        weight = next(reference.parameters()).data
+        kept = weight.clone()
+        weight.fill_(float("nan"))
+        broken = update(learner, random_rows())
+        assert np.isnan(broken["kl"])
+        weight.copy_(kept)
+        again = [update(learner, random_rows(), i) for i in (1, 2)]
+        # 0.5, then one step below the target as above.
+        assert [r["kl_coeff"] for r in again] == pytest.approx([0.5, 0.5 * 0.976])
+
     def test_a_fixed_one_stays(self):
         learner = build_learner(kl_coeff=0.5, lr=0.3)
         assert [update(learner, random_rows(), i)["kl_coeff"] for i in range(2)] == [0.5, 0.5]
