@@ -65,13 +65,16 @@ class WeightVault:
         """What an engine of the policy last died of."""
         return self._last_error.get(policy_id, "its process was killed")
 
-    def condemn(self, incarnation: str) -> bool:
+    def condemn(self, process: str) -> bool:
         """Whether the caller is the first who wants this process killed: one kill is enough.
 
         A second one would meet the process that has been started in its place.
+
+        Args:
+            process: An actor's id and how often Ray has restarted it.
         """
-        is_first = incarnation not in self._condemned
-        self._condemned.add(incarnation)
+        is_first = process not in self._condemned
+        self._condemned.add(process)
         return is_first
 
 

@@ -214,19 +214,31 @@ class RemoteVLLMEngine:
         limit: Any = self.fleet.heartbeat_timeout_s
         while any(running.engine is engine for running in self._running.values()):
             if engine not in self._returning:
+                ping = engine.ping.remote()
                 with contextlib.suppress(RayActorError):  # its requests see that too
                     try:
-                        await asyncio.wait_for(engine.ping.remote(), limit)
+                        await asyncio.wait_for(ping, limit)
                     except TimeoutError:
-                        await asyncio.to_thread(self._end_stopped, engine)
+                        await asyncio.to_thread(self._end_stopped, engine, ping)
             await asyncio.sleep(limit / _PINGS_PER_LIMIT)
 
-    def _end_stopped(self, engine: Any) -> None:
-        """Kill an engine that does not answer, unless Ray is starting it or somebody did so."""
-        if actors(engine._actor_id.hex()).get("State") != "ALIVE":
+    def _end_stopped(self, engine: Any, ping: ray.ObjectRef) -> None:
+        """Kill an engine that left a ping unanswered, unless Ray is starting it or others did so.
+
+        Which process that is, Ray's table says: a client learns of a restart only where it had
+        requests there.
+        """
+        actor_id = engine._actor_id.hex()
+        entry = actors(actor_id)
+        if entry.get("State") != "ALIVE":
             return
-        incarnation = self._incarnations.get(engine, "")
-        if self._of_vault(self.fleet.vault.condemn.remote(incarnation)):
+        # An event loop that stood still for longer than the limit finds answer and time-out due
+        # together, and from Python 3.12 on `wait_for` then tells the time-out. This comes after the
+        # look at the table: a ping to the process before the one found there has failed by now.
+        if ray.wait([ping], timeout=0)[0]:
+            return
+        process = f"{actor_id}:{entry['NumRestarts']}"
+        if self._of_vault(self.fleet.vault.condemn.remote(process)):
             logger.error(
                 "a vLLM engine gave no sign of life for %g s: it is killed, and started again",
                 self.fleet.heartbeat_timeout_s,
@@ -428,7 +440,7 @@ class RemoteVLLMEngine:
             if pings and not math.isinf(limit):
                 _, silent = ray.wait(list(pings), num_returns=len(pings), timeout=limit)
                 for ping in silent:
-                    self._end_stopped(pings[ping])
+                    self._end_stopped(pings[ping], ping)
 
     def _note(self, engine: Any, birth: Birth) -> Birth:
         known = self._incarnations.setdefault(engine, birth.incarnation)
