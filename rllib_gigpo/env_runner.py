@@ -383,6 +383,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def stop(self) -> None:
         """Close environments and engine, whatever an environment raises at it."""
+        # Games that were made too late, after the last `sample`, become idle in the loop's turn.
+        self._loop.run_until_complete(asyncio.sleep(0))
         for game in self._idle:
             self._loop.run_until_complete(self._stepper.close(game))
         self._idle = []

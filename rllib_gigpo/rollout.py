@@ -44,7 +44,8 @@ async def play_groups(
         profile: The agent.
         encoder: Tokenises the agent's prompts.
         acquire: Lends an idle environment; one per running episode.
-        release: Takes it back; one that failed does not come back.
+        release: Takes it back, or takes one that was made too late; one that failed does not come
+            back.
         stepper: Makes the environment calls.
         settings: Sampling, seed, limits.
 
@@ -116,7 +117,11 @@ class _Groups:
         limit = stepper.settings.episode_timeout_s
         deadline = math.inf if limit is None else time.monotonic() + limit
         game = await stepper.call(
-            self.context.settings.env_name, "make", self.acquire, deadline - time.monotonic()
+            self.context.settings.env_name,
+            "make",
+            self.acquire,
+            deadline - time.monotonic(),
+            late=self.release,  # nobody has played it: the next episode may
         )
         try:
             observations, infos = await stepper.call(

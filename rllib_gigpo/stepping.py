@@ -8,7 +8,6 @@ then replay or drop by rule, and count.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import threading
@@ -72,7 +71,14 @@ class Stepper:
         self.counts: Counter[str] = Counter()
         self._slots = asyncio.Semaphore(max(1, settings.threads))
 
-    async def call(self, name: str, what: str, work: Callable[[], T], left_s: float) -> T:
+    async def call(
+        self,
+        name: str,
+        what: str,
+        work: Callable[[], T],
+        left_s: float,
+        late: Callable[[T], object] | None = None,
+    ) -> T:
         """Make one call.
 
         Args:
@@ -80,6 +86,7 @@ class Stepper:
             what: "make", "reset" or "step".
             work: The call.
             left_s: Seconds left to the episode (math.inf without a limit).
+            late: Takes what the call returns after nobody waits for it any more.
 
         Raises:
             EnvFailure: It raised or ran out of time. The environment must not be used again.
@@ -88,7 +95,7 @@ class Stepper:
             self.counts["env_timeouts"] += 1
             raise EnvFailure("timeout", f"{name} used up its episode's time before a {what}")
         try:
-            return await self._in_time(work, left_s)
+            return await self._in_time(work, left_s, late)
         except _TimeUpError as error:
             self.counts["env_timeouts"] += 1
             message = f"{what} of environment {name!r} took over {error.limit_s:g} s"
@@ -118,14 +125,21 @@ class Stepper:
                 error,
             )
 
-    async def _in_time(self, work: Callable[[], T], left_s: float) -> T:
+    async def _in_time(
+        self, work: Callable[[], T], left_s: float, late: Callable[[T], object] | None = None
+    ) -> T:
         """Make a call, in a thread where there are any; raise what it raises, or _TimeUpError."""
         if self.settings.threads == 0:
             return work()
         async with self._slots:
-            running = _start_thread(work)
+            running = _start_thread(work, late)
             limit = min(left_s, self.settings.step_timeout_s or math.inf)
-            await asyncio.wait([running], timeout=None if math.isinf(limit) else limit)
+            try:
+                await asyncio.wait([running], timeout=None if math.isinf(limit) else limit)
+            except asyncio.CancelledError:
+                if not running.cancel():
+                    _hand_over(running.result(), late)
+                raise
         if not running.done():
             running.cancel()
             self.counts["abandoned_threads"] += 1
@@ -144,18 +158,23 @@ class _TimeUpError(BaseException):
         self.limit_s = limit_s
 
 
-def _start_thread(work: Callable[[], T]) -> asyncio.Future[tuple[T, BaseException | None]]:
+def _start_thread(
+    work: Callable[[], T], late: Callable[[T], object] | None
+) -> asyncio.Future[tuple[T, BaseException | None]]:
     """Run the call in a thread of its own; the future holds (result, None) or (None, error).
 
     A daemon thread, and not one of an executor: Python waits for an executor's threads before it
     exits, and a hung environment would keep the process from ever doing so. Errors come as values,
-    because a future takes not all of them (StopIteration).
+    because a future takes not all of them (StopIteration). What comes after the future was
+    cancelled, or after its loop was closed, goes to `late`.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
 
     def settle(value: Any) -> None:
-        if not outcome.cancelled():
+        if outcome.cancelled():
+            _hand_over(value, late)
+        else:
             outcome.set_result(value)
 
     def run() -> None:
@@ -163,9 +182,18 @@ def _start_thread(work: Callable[[], T]) -> asyncio.Future[tuple[T, BaseExceptio
             value = work(), None
         except BaseException as error:  # whatever it is, somebody waits for the outcome
             value = None, error
-        # The loop is closed when a hung call comes back after its run has ended.
-        with contextlib.suppress(RuntimeError):
+        try:
             loop.call_soon_threadsafe(settle, value)
+        except RuntimeError:  # the loop was closed: a hung call comes back after its run has ended
+            _hand_over(value, late)
 
     threading.Thread(target=run, name="env-call", daemon=True).start()
     return outcome
+
+
+def _hand_over(
+    outcome: tuple[Any, BaseException | None], late: Callable[[Any], object] | None
+) -> None:
+    result, error = outcome
+    if late is not None and error is None:
+        late(result)

@@ -172,8 +172,9 @@ class ServingSettings(SettingsBase):
         Args:
             step_threads: Environment calls that run beside generation; 0 steps in the event loop
                 itself, which is fastest for environments that answer in microseconds.
-            step_timeout_s: Seconds that one call may take; needs threads. A hung call is left to
-                its thread, and its environment is never used again.
+            step_timeout_s: Seconds that one call may take; needs threads. Making an environment
+                counts as a call, as `reset` and `step` do. A hung call is left to its thread, and
+                its environment is never used again.
             episode_timeout_s: Seconds that one episode may take, checked at every step.
             on_env_failure: "raise" ends the run with the environment's message; "replay" plays the
                 episode again in a new environment, and drops its group when that fails too; "drop"

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 
 import pytest
 
 from rllib_gigpo.lockstep import Lockstep
-from rllib_gigpo.stepping import EnvFailure, StepSettings
+from rllib_gigpo.stepping import EnvFailure, Stepper, StepSettings
 from tests.fakes import Countdown
 from tests.stage import Stage, task
 
@@ -148,6 +149,78 @@ def test_an_environments_own_timeout_error_is_an_error_not_a_hang():
     stage = Stage(make=Impatient, steps=steps)
     stage.rollout(task())
     assert stage.stepper.counts == {"env_errors": 1}
+
+
+def slow_to_make(release: threading.Event):
+    """Countdowns of which the first waits in its constructor."""
+    begun = []
+
+    class SlowToMake(Countdown):
+        def __init__(self):
+            super().__init__()
+            begun.append(self)
+            if len(begun) == 1:
+                release.wait(20)
+
+    return SlowToMake
+
+
+def numbers(games) -> set[int]:
+    return {id(game) for game in games}
+
+
+def all_returned(stage: Stage, made: int) -> None:
+    """Wait until as many environments were made, and every one of them came back."""
+    until = time.monotonic() + 20
+    while len(stage.returned) < made and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(stage.lent) == made
+    assert numbers(stage.returned) == numbers(stage.lent)
+
+
+def test_an_environment_that_is_made_too_late_is_kept_for_the_next_episode(release):
+    steps = StepSettings(threads=4, step_timeout_s=0.2, on_failure="replay", max_replays=1)
+    stage = Stage(make=slow_to_make(release), steps=steps)
+
+    async def play():
+        rollout = await stage.start(task(start=1))
+        release.set()
+        while len(stage.returned) < 2:
+            await asyncio.sleep(0.01)
+        return rollout
+
+    rollout = asyncio.run(asyncio.wait_for(play(), 20))
+    assert [len(e) for e in rollout.episodes] == [1]
+    assert stage.stepper.counts == {"env_timeouts": 1, "abandoned_threads": 1}
+    all_returned(stage, 2)
+
+
+def test_an_environment_that_is_made_after_the_end_of_its_run_comes_back_too(release):
+    steps = StepSettings(threads=4, step_timeout_s=0.2, on_failure="drop")
+    stage = Stage(make=slow_to_make(release), steps=steps)
+    assert stage.rollout(task(start=1)).dropped == (0,)
+    release.set()
+    all_returned(stage, 1)
+
+
+def test_an_environment_that_is_made_while_another_ends_the_run_comes_back(release):
+    async def scenario() -> list[str]:
+        late, stepper = [], Stepper(StepSettings(threads=2))
+
+        def make() -> str:
+            release.wait(20)
+            return "game"
+
+        call = asyncio.ensure_future(stepper.call("Test", "make", make, math.inf, late.append))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        release.set()
+        while not late:
+            await asyncio.sleep(0.01)
+        return late
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == ["game"]
 
 
 def test_an_episode_that_takes_too_long_in_all_is_a_failure():
