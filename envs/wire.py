@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
@@ -11,6 +12,7 @@ from typing import Any
 MAX_ANSWER_BYTES = 64 << 20
 
 _CHUNK_BYTES = 1 << 16
+_MAX_REFUSAL_BYTES = 1 << 20
 
 
 def read_whole(response: Any, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
@@ -55,6 +57,22 @@ def read_lines(
         if b"\n" in chunk:  # what came before was searched already
             *lines, rest = rest.split(b"\n")
             yield from (bytes(line).removesuffix(b"\r") for line in lines)
+
+
+def read_refusal(response: Any, timeout_s: float, max_chars: int) -> str:
+    """Return the beginning of what a server says to an error status, as far as it comes.
+
+    Args:
+        response: What `urllib` raised.
+        timeout_s: Seconds that it may take.
+        max_chars: Longest text that is returned.
+    """
+    data = b""
+    # The refusal itself is the error to be told, whatever becomes of its text.
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        for chunk in _chunks(response, timeout_s, _MAX_REFUSAL_BYTES):
+            data += chunk
+    return data.decode(errors="replace")[:max_chars]
 
 
 def _chunks(response: Any, timeout_s: float, max_bytes: int) -> Iterator[bytes]:

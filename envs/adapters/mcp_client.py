@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from envs.wire import MAX_ANSWER_BYTES, read_lines, read_object, read_whole
+from envs.wire import MAX_ANSWER_BYTES, read_lines, read_object, read_refusal, read_whole
 
 PROTOCOL_VERSION = "2025-06-18"
 _CHUNK_BYTES = 1 << 16
@@ -199,7 +199,7 @@ class HttpTransport:
                     if body:
                         yield read_object(body)
         except urllib.error.HTTPError as error:
-            told = error.read().decode(errors="replace")[:_TAIL_CHARS]
+            told = read_refusal(error, timeout_s, _TAIL_CHARS)
             raise MCPError(f"the MCP server {self.url} refuses: {error} {told}") from error
         except ValueError as error:
             raise MCPError(

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.wire import read_object, read_whole
+from envs.wire import read_object, read_refusal, read_whole
 
 _TAIL_CHARS = 800
 _ASK_EVERY_S = 0.1
@@ -136,7 +136,7 @@ class Server:
             with _OPENER.open(request, timeout=self.timeout_s) as answer:
                 return read_object(read_whole(answer, self.timeout_s))["output"]
         except urllib.error.HTTPError as error:
-            told = error.read().decode(errors="replace")[:_TAIL_CHARS]
+            told = read_refusal(error, self.timeout_s, _TAIL_CHARS)
             # A server of our own says in its output what it hides from its clients.
             own = f"; its last words: {self._last_words()}" if self._process is not None else ""
             raise AppWorldError(f"AppWorld's server refuses {what}: {error} {told}{own}") from error

@@ -211,6 +211,29 @@ def test_a_stream_of_events_has_a_size(body, monkeypatch):
         MCPClient(url, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("head", "pause_s"),
+    [
+        # 500 letters, one each 20 ms: 10 s.
+        (b"HTTP/1.1 503 Busy\r\n\r\n", 0.02),
+        (b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n", 0.0),
+    ],
+    ids=["in drops", "cut off"],
+)
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda url: MCPClient(url, 1.0), MCPError),
+        (lambda url: Server(url, timeout_s=1.0).ask("execute", {}), AppWorldError),
+    ],
+    ids=["mcp", "appworld"],
+)
+def test_a_refusal_is_told_though_its_text_has_no_end(ask, error, head, pause_s):
+    with answering(b"x" * 500, head, pause_s) as url, pytest.raises(error, match="503: Busy") as e:
+        ask(url)
+    assert len(str(e.value)) < 400
+
+
 # Servers ------------------------------------------------------------------------------------------
 
 
