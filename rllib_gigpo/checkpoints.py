@@ -170,6 +170,16 @@ def check_part(place: Place) -> None:
         name = f"{parent}/{name}"
 
 
+def fingerprint(place: Place) -> str:
+    """Return the SHA-256 of a checkpoint's manifest, another one for other content.
+
+    Raises:
+        CheckpointError: It has no manifest, or one that cannot be read.
+    """
+    _manifest(place)
+    return _digest(place, MANIFEST)
+
+
 def find_whole(place: Place) -> Place:
     """Return the place, or that of the checkpoint before where a save was killed in between.
 

@@ -33,13 +33,14 @@ class _Player:
     """Who is evaluated, and where.
 
     Attributes:
-        model: As it is named in tables and files.
+        model: As it is named in tables and files; of a checkpoint, the folder that was found.
         env: Name of the environment.
         spec: Makes it.
         profile: The agent.
         env_config: Constructor arguments.
         max_steps: Steps after which an episode is cut off, or None.
         limits: `max_prompt_tokens`, `max_response_tokens` and `temperature`.
+        checkpoint: Fingerprint of the checkpoint; None is another model.
     """
 
     model: str
@@ -49,12 +50,14 @@ class _Player:
     env_config: dict[str, Any]
     max_steps: int | None
     limits: dict[str, Any]
+    checkpoint: str | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate what the command line names."""
     parser = evaluate_parser()
     args = parser.parse_args(arguments)
+    from rllib_gigpo.checkpoints import CheckpointError
     from rllib_gigpo.encoding import PromptTooLongError
     from rllib_gigpo.evaluate.endpoint import EndpointError
     from rllib_gigpo.evaluate.panel import evaluate
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (EndpointError, EnvFailure, PromptTooLongError) as error:
         print(f"error: {error}\nthe same command goes on from here", file=sys.stderr)
         return 2
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (CheckpointError, ValueError, TypeError, OSError, ImportError) as error:
         parser.error(str(error))
     _write(records, args, player, output)
     return 0
@@ -85,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _player(args: argparse.Namespace) -> _Player:
     """Return what the options name; a checkpoint says what they leave open."""
+    from rllib_gigpo.checkpoints import Place, fingerprint
     from rllib_gigpo.recording.plain import jsonable, without_secrets
     from rllib_gigpo.trained import find_checkpoint, trained_as
 
@@ -115,8 +119,10 @@ def _player(args: argparse.Namespace) -> _Player:
         print(f"taken from {named}: {told}; options replace these", flush=True)
     given = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
     steps = own.max_episode_steps if args.max_steps is None and own is not None else args.max_steps
-    model = args.model or args.what
-    return _Player(model, env, spec, profile, config, steps, limits | given)
+    # A run that goes on has other weights under the name that was typed.
+    model = str(named) if named is not None else args.model or args.what
+    content = None if named is None else fingerprint(Place.of(named))
+    return _Player(model, env, spec, profile, config, steps, limits | given, content)
 
 
 def _within_model(args: argparse.Namespace, player: _Player) -> _Player:
@@ -162,6 +168,7 @@ def _panel(args: argparse.Namespace, player: _Player) -> Any:
     from rllib_gigpo.evaluation import panel_seeds
 
     config = GiGPOConfig().evaluation(evaluation_duration=args.tasks)
+    content = {} if player.checkpoint is None else {"checkpoint": player.checkpoint}
     return Panel(
         model=player.model,
         env=player.env,
@@ -172,7 +179,7 @@ def _panel(args: argparse.Namespace, player: _Player) -> Any:
         tries=args.tries,
         max_steps=player.max_steps,
         seed=args.seed,
-        decoding={**player.limits, "endpoint": args.endpoint, "profile": args.profile},
+        decoding={**player.limits, "endpoint": args.endpoint, "profile": args.profile, **content},
     )
 
 
@@ -252,6 +259,8 @@ def _write(
 
 def _folder(args: argparse.Namespace, player: _Player) -> str:
     named = f"{player.env}-{player.model}-{args.prompting}"
+    if player.checkpoint is not None:
+        named += f"-{player.checkpoint[:8]}"
     return f"runs/evaluate/{''.join(c if c.isalnum() else '-' for c in named)}"
 
 

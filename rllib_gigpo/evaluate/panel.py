@@ -39,7 +39,7 @@ class Panel:
         tries: Tries of one episode; only "reflexion" has more than one.
         max_steps: Steps after which an episode is cut off, or None for the environment's limit.
         seed: Of the responses.
-        decoding: Temperature and limits, for the record.
+        decoding: Temperature, limits and the checkpoint's fingerprint, for the record.
     """
 
     model: str
@@ -163,10 +163,18 @@ def _claim(panel: Panel, folder: Path) -> None:
     different = [name for name in settings if found.get(name) != settings[name]]
     if different:
         name = different[0]
+        old, new = found.get(name), settings[name]
+        if isinstance(old, dict) and isinstance(new, dict):
+            old, new = _beyond(old, new), _beyond(new, old)
         raise ValueError(
-            f"{folder} holds an evaluation with {name}={found.get(name)!r}, not "
-            f"{settings[name]!r}: name another --output, or repeat the old settings"
+            f"{folder} holds an evaluation with {name}={old!r}, not {new!r}: name another "
+            "--output, or repeat the old settings"
         )
+
+
+def _beyond(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return what is not the same in the other one."""
+    return {key: v for key, v in own.items() if key not in other or other[key] != v}
 
 
 def _episode(

@@ -1,6 +1,8 @@
 """`rllib-gigpo evaluate` against a small OpenAI-compatible server and a tiny local model."""
 
 import json
+import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -198,7 +200,7 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_history(tmp_path: Path):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
-def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys):
+def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys, monkeypatch):
     asks = "look: {observation}"
     profile = AgentProfile(ChatTemplate(user=asks), memory=NoMemory(), parser=TagParser())
     config = tiny_config().agent(profile=profile, max_episode_steps=4).llm(eval_temperature=0.7)
@@ -207,6 +209,8 @@ def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys
     algorithm = config.recording(enabled=False).build_algo()
     algorithm.save_to_path(str(run / "checkpoint"))
     weights = weights_of(algorithm)
+    algorithm.num_updates = 1
+    algorithm.save_to_path(str(tmp_path / "newer"))
     algorithm.stop()
 
     found = trained_as(run / "checkpoint")
@@ -230,7 +234,10 @@ def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys
     settings = played("own", str(run))
     assert settings["env_config"] == {"horizon": 6, "size": 3}
     limits = {"max_prompt_tokens": 64, "max_response_tokens": 6, "temperature": 0.7}
-    assert settings["decoding"] == {**limits, "endpoint": None, "profile": None}
+    digest = sha256((run / "checkpoint" / "manifest.json").read_bytes()).hexdigest()
+    always = {"endpoint": None, "profile": None, "checkpoint": digest}
+    assert settings["decoding"] == limits | always
+    assert settings["model"] == str(run / "checkpoint")
     assert settings["max_steps"] == 4
     assert "max_response_tokens=6, temperature=0.7" in capsys.readouterr().out
     assert _result(tmp_path / "own")["steps_mean"] <= 4
@@ -240,12 +247,32 @@ def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys
     settings = played("other", "KeyDoor", f"--model={run / 'checkpoint'}", *more)
     assert settings["env_config"] == {"horizon": 3, "size": 3}
     limits = {"max_prompt_tokens": 64, "max_response_tokens": 4, "temperature": 0.0}
-    assert settings["decoding"] == {**limits, "endpoint": None, "profile": None}
+    assert settings["decoding"] == limits | always
 
     # Another environment has settings of its own; the limits are still the policy's.
     settings = played("local", "KeyDoorLocal", f"--model={run}", "--max-steps=2")
     assert (settings["env_config"], settings["max_steps"]) == ({}, 2)
     assert settings["decoding"]["max_prompt_tokens"] == 64
+
+    # The run is trained on: the same command evaluates the newer checkpoint, in a place of its own.
+    monkeypatch.chdir(tmp_path)
+    same = [str(run), "--tasks=1", "--max-steps=1", "--quiet"]
+    assert main(same) == 0
+    (first,) = (tmp_path / "runs" / "evaluate").iterdir()
+    shutil.rmtree(run / "checkpoint")
+    (tmp_path / "newer").rename(run / "checkpoint")
+    assert main(same) == 0
+    (second,) = set((tmp_path / "runs" / "evaluate").iterdir()) - {first}
+    for folder in (first, second):
+        assert len(read_episodes(folder / "episodes.jsonl")) == 1
+    newer = sha256((run / "checkpoint" / "manifest.json").read_bytes()).hexdigest()
+    # Episodes of two checkpoints are never in one table.
+    with pytest.raises(SystemExit):
+        main([*same, f"--output={first}"])
+    assert (
+        f"{first} holds an evaluation with decoding={{'checkpoint': {digest!r}}}, not "
+        f"{{'checkpoint': {newer!r}}}: name another --output, or repeat the old settings"
+    ) in capsys.readouterr().err
 
 
 def test_an_environment_without_a_model_is_refused(capsys):
