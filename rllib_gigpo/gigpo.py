@@ -233,15 +233,14 @@ class GiGPO(WholeCheckpoints):
         for kind, tokens in token_counts(collected.episodes).items():
             self.metrics.log_value((ENV_RUNNER_RESULTS, f"num_{kind}_tokens"), tokens, window=1)
         self.metrics.log_dict(step_group_metrics(batch), key=ENV_RUNNER_RESULTS, window=1)
-        versions = np.concatenate(
-            [
-                rows["weight_version"]
-                for module_id, rows in modules_of(batch)
-                if module_id not in self.weights.frozen
-            ]
-        )
-        staleness = float(self.num_updates - versions.mean())
-        self.metrics.log_value((ENV_RUNNER_RESULTS, "staleness"), staleness, window=1)
+        versions = [
+            rows["weight_version"]
+            for module_id, rows in modules_of(batch)
+            if module_id not in self.weights.frozen
+        ]
+        if versions:
+            staleness = float(self.num_updates - np.concatenate(versions).mean())
+            self.metrics.log_value((ENV_RUNNER_RESULTS, "staleness"), staleness, window=1)
         for name, count in self.weights.faults.items():
             self.metrics.log_value((ENV_RUNNER_RESULTS, name), count, window=1)
 

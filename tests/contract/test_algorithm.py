@@ -131,6 +131,16 @@ class TestTeam:
         assert again["env_runners"]["num_episodes"] == 6
         algorithm.stop()
 
+    def test_without_a_row_to_train_on_the_learner_says_so(self):
+        config = self.config().multi_agent(
+            policies={"trained", "frozen"},
+            policies_to_train=["trained"],
+            policy_mapping_fn=lambda agent, *_, **__: "frozen",
+        )
+        algorithm = config.build_algo()
+        with pytest.raises(ValueError, match="holds no row of a module that is to be trained"):
+            algorithm.train()
+        algorithm.stop()
 
 def test_restoring_in_place_goes_back_exactly(warm_model, tmp_path):
     algorithm = run_config(warm_model).build_algo()
