@@ -287,7 +287,8 @@ class GiGPO(WholeCheckpoints):
     def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
         """Take over a checkpoint, or one component of it; see `WholeCheckpoints`."""
         super().restore_from_path(*args, **kwargs)
-        self._sync_weights()
+        if kwargs.get("component") is not None:
+            self._sync_weights()  # a whole checkpoint was synced by `set_state`, its last step
 
     @override(Algorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

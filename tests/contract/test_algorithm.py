@@ -142,12 +142,25 @@ class TestTeam:
             algorithm.train()
         algorithm.stop()
 
-def test_restoring_in_place_goes_back_exactly(warm_model, tmp_path):
+
+def test_restoring_in_place_goes_back_exactly(warm_model, tmp_path, monkeypatch):
     algorithm = run_config(warm_model).build_algo()
     algorithm.train()
     checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
     first = [facts_of(algorithm.train()) for _ in range(2)]
     weights = weights_of(algorithm)
+    push, versions = algorithm.weights.push, []
+    monkeypatch.setattr(algorithm.weights, "push", lambda v: (versions.append(v), push(v)))
+    algorithm.restore_from_path(checkpoint)
+    assert versions == [1]  # engines load and check all weights, so once is enough
+    restored = weights_of(algorithm)
+    # A component alone is served too.
+    newer = algorithm.train() and weights_of(algorithm)
+    learners = f"{checkpoint}/learner_group"
+    algorithm.restore_from_path(learners, component="learner_group")
+    assert versions == [1, 2, 2]
+    torch.testing.assert_close(weights_of(algorithm), restored, rtol=0, atol=0)
+    assert any((newer[name] != restored[name]).any() for name in newer)
     algorithm.restore_from_path(checkpoint)
     second = [facts_of(algorithm.train()) for _ in range(2)]
     # RLlib goes on counting the iterations of this process.
