@@ -61,6 +61,12 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     add("--engine", default="transformers", choices=("transformers", "vllm"))
     add("--num-engines", type=int, default=1, help="vLLM engines")
     add("--gpus-per-engine", type=float, default=1.0, help="GPUs of a vLLM engine")
+    add(
+        "--sharding",
+        default=None,
+        choices=("replicate", "fsdp"),
+        help="who holds the model; by default two learners or more share it (fsdp)",
+    )
 
 
 def base_config(args: argparse.Namespace, *, model: str) -> GiGPOConfig:

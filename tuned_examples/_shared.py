@@ -9,7 +9,7 @@ from pathlib import Path
 import ray
 import torch
 from _choices import add_choices
-from _training import train
+from _training import NO_STEP_LIMIT, check_arguments, train
 from ray.rllib.examples.utils import add_rllib_example_script_args
 
 from rllib_gigpo import GiGPOConfig
@@ -24,8 +24,6 @@ from rllib_gigpo.sft import WarmStart, warm_start
 _WARM_START_ROWS = 64
 _DEMO_ITERATIONS = 2
 _MOST_SEEDS = 1000
-# The paper trains for a number of iterations, whatever their steps.
-_NO_STEP_LIMIT = 10**12
 
 ConfigOf = Callable[[argparse.Namespace], GiGPOConfig]
 
@@ -43,7 +41,7 @@ def example_parser(
         tasks: Tasks of an evaluation.
     """
     parser = add_rllib_example_script_args(
-        default_iters=iterations, default_reward=best_return, default_timesteps=_NO_STEP_LIMIT
+        default_iters=iterations, default_reward=best_return, default_timesteps=NO_STEP_LIMIT
     )
     parser.set_defaults(
         env=env,
@@ -51,6 +49,7 @@ def example_parser(
         evaluation_duration=tasks,
         checkpoint_freq=10,
         checkpoint_at_end=True,
+        best_return=best_return,
     )
     add_choices(parser)
     parser.add_argument("--cpu-demo", action="store_true", help="two short iterations on this CPU")
@@ -80,7 +79,11 @@ def run_example(
         demo: Returns those of the demo.
         policy_of: From a task id to the policy whose steps the demo warms up on; None skips the
             task.
+
+    Raises:
+        ValueError: A setting is at fault, or an argument would change nothing.
     """
+    check_arguments(args, paper(args))
     is_demo = args.smoke or args.cpu_demo
     args.results = args.results or _folder(args, "demo" if is_demo else args.algo)
     if not is_demo:

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.rllib.examples.utils import add_rllib_example_script_args
 
 from rllib_gigpo import GiGPO, GiGPOConfig, claims
 from rllib_gigpo.progress import ProgressLines
@@ -31,6 +32,28 @@ _SHOWN = {
 # What may differ between the first command and the one that goes on.
 _ARGUMENTS = "arguments.json"
 _OF_THE_MACHINE = ("results", "num_cpus", "verbose", "tune_max_report_freq", "wandb_key")
+_OF_THE_EXAMPLE = ("best_return",)
+# The paper trains for a number of iterations, whatever their steps.
+NO_STEP_LIMIT = 10**12
+
+# RLlib's arguments that mean nothing here, and what one wants instead.
+_STACK = "RLlib's new API stack and PyTorch are what there is"
+_WITHOUT_EFFECT = {
+    "output": "rollouts are always in the folder that --results names",
+    "framework": _STACK,
+    "old_api_stack": _STACK,
+    "enable_new_api_stack": _STACK,
+    "num_gpus": "--num-gpus-per-learner and --gpus-per-engine say who takes GPUs",
+    "num_envs_per_env_runner": "a runner plays all its episodes at once",
+    "num_agents": "the environment says which agents there are",
+    "num_aggregator_actors_per_learner": "rows go to the learners as they are",
+    "evaluation_duration_unit": "--evaluation-duration counts episodes",
+    "evaluation_parallel_to_training": "--evaluation-num-env-runners=N plays with N runners",
+    "wandb_project": "the variable WANDB_PROJECT names it",
+    "wandb_run_name": "a run is named by its algorithm and its environment",
+    "as_release_test": "--as-test compares with --stop-reward",
+    "local_mode": "--num-env-runners=0 --num-learners=0 keeps both in this process",
+}
 
 
 def train(config: GiGPOConfig, args: argparse.Namespace) -> None:
@@ -60,21 +83,55 @@ def train(config: GiGPOConfig, args: argparse.Namespace) -> None:
         raise ValueError(f"best return {best:.3f}: expected at least {args.stop_reward}")
 
 
+def check_arguments(args: argparse.Namespace, config: GiGPOConfig) -> None:
+    """Refuse RLlib's arguments that would change nothing.
+
+    Args:
+        args: RLlib's arguments for examples.
+        config: What the example's `paper_config` returned.
+
+    Raises:
+        ValueError: One differs from its default.
+    """
+    plain = vars(add_rllib_example_script_args().parse_args([]))
+    for name, cure in _WITHOUT_EFFECT.items():
+        if getattr(args, name) != plain[name]:
+            raise ValueError(f"{_as_typed(name, args)} has no effect: leave it out; {cure}")
+    if args.env != config.env:
+        raise ValueError(
+            f"--env {args.env}, but this example trains on {config.env}: leave it out, or run the "
+            "example of that environment"
+        )
+    if not args.no_tune:
+        return
+    plain = {"num_samples": 1, "max_concurrent_trials": None, "stop_timesteps": NO_STEP_LIMIT}
+    # --as-test compares the best return with it.
+    plain |= {} if args.as_test else {"stop_reward": args.best_return}
+    for name, value in plain.items():
+        if getattr(args, name) != value:
+            raise ValueError(
+                f"{_as_typed(name, args)} with --no-tune, which makes one run of --stop-iters "
+                "iterations: leave out one of the two"
+            )
+
+
+def _as_typed(name: str, args: argparse.Namespace) -> str:
+    value = getattr(args, name)
+    option = f"--{name.replace('_', '-')}"
+    return option if value is True else f"{option} {value}"
+
+
 def claim(folder: Path, args: argparse.Namespace) -> None:
     """Make a folder the place of these arguments; one in which nothing was trained starts anew.
 
     Raises:
-        ValueError: A run with others is there, or an argument is not for these environments.
+        ValueError: A run with others is there.
     """
-    if args.output is not None:
-        raise ValueError(
-            f"--output {args.output} is where RLlib writes trajectories of its own kind: leave it "
-            "out; --results names the folder, and rollouts are always in it"
-        )
     if not _has_trained(folder):
         shutil.rmtree(folder / "trials", ignore_errors=True)
         (folder / _ARGUMENTS).unlink(missing_ok=True)
-    wanted = {name: value for name, value in vars(args).items() if name not in _OF_THE_MACHINE}
+    free = (*_OF_THE_MACHINE, *_OF_THE_EXAMPLE)
+    wanted = {name: value for name, value in vars(args).items() if name not in free}
     claims.claim(folder, _ARGUMENTS, wanted, option="--results")
 
 
@@ -84,11 +141,14 @@ def _has_trained(folder: Path) -> bool:
 
 
 def with_arguments(config: GiGPOConfig, args: argparse.Namespace, gpus: float) -> GiGPOConfig:
-    """Return the settings with RLlib's arguments on top.
+    """Return the settings with the arguments that say where it runs on top.
+
+    Several learners share the model, unless `--sharding` says otherwise, and learners on GPUs keep
+    the inputs of layers alone for the backward pass: the models of the paper need both to fit.
 
     Args:
         config: The settings.
-        args: RLlib's arguments for examples.
+        args: RLlib's arguments for examples, and `sharding`.
         gpus: GPUs of the cluster; where `--num-gpus-per-learner` is left out and there is one for
             each learner, each takes one.
     """
@@ -100,7 +160,12 @@ def with_arguments(config: GiGPOConfig, args: argparse.Namespace, gpus: float) -
         if getattr(args, name) is not None
     }
     learners = given.get("num_learners", config.num_learners) or 1
-    config.learners(**{"num_gpus_per_learner": int(gpus >= learners), **given})
+    given.setdefault("num_gpus_per_learner", int(gpus >= learners))
+    config.learners(
+        sharding=args.sharding or ("fsdp" if learners > 1 else "replicate"),
+        activation_checkpointing=given["num_gpus_per_learner"] > 0,
+        **given,
+    )
     if args.evaluation_interval > 0:
         config.evaluation(
             evaluation_interval=args.evaluation_interval,

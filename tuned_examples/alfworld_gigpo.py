@@ -8,10 +8,13 @@ How to run this script
 trains Qwen2.5-1.5B-Instruct with the paper's settings on the games in the folder of the environment
 variable ALFWORLD_DATA (`alfworld-download` fetches them). Hardware: four GPUs with 80 GB, of which
 two learn and two generate; twice as many for 7B. (The paper used two H100, and four for 7B.)
+Learners share the model (FSDP) and compute activations again for the backward pass;
+`rllib-gigpo check --gpu-gib 74 tuned_examples/alfworld_gigpo.py ...` says whether an update fits.
 
 - `--model qwen2.5-7b`, `--model qwen2.5-7b --lora`, `--model llama-3.2-3b`: the other models.
-- `--algo NAME`: gigpo, gigpo_dynamic, grpo, rloo, ppo, dapo, gspo, hgpo, ...; PPO plays 128
-  episodes of 128 tasks, without groups.
+- `--algo NAME`: gigpo, gigpo_dynamic, grpo, rloo, ppo_token, dapo, gspo, hgpo, ... The paper's PPO
+  is `ppo_token`, with a critic over tokens; that of `ppo` is over steps. Both play 128 episodes of
+  128 tasks, without groups, and hold a second model, the critic: with 7B, `--num-learners=8`.
 - `--algo gigpo_no_step`, `--algo gigpo_no_episode`, `--f-norm none`: the ablations of Figure 4.
 
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop with real games: a supervised
@@ -23,9 +26,9 @@ Results to expect
 -----------------
 The paper reports, over all task types after 150 iterations (Table 1; the paper's figures, not
 reproduced here): GiGPO with f_norm "std" 86.7 +- 1.7 % (1.5B) and 90.8 +- 1.3 % (7B), with "none"
-86.1 and 90.2 %, GRPO 72.8 and 77.6 %, RLOO 69.7 and 75.5 %, PPO 54.4 and 80.4 %. It has none for
-LoRA and Llama. The CPU demo is too short to learn: it shows that
-every part works on real games.
+86.1 and 90.2 %, GRPO 72.8 and 77.6 %, RLOO 69.7 and 75.5 %, PPO (`ppo_token`) 54.4 and 80.4 %.
+It has none for LoRA, Llama and `ppo`. The CPU demo is too short to learn: it shows that every part
+works on real games.
 """
 
 import json

@@ -7,7 +7,10 @@ How to run this script
 
 trains Qwen2.5-7B-Instruct on AppWorld's training tasks; docs/environments/appworld.md tells how
 AppWorld is set up. Every running episode is a server process of AppWorld, so plan CPU cores and
-memory for 16 x 8 of them. Hardware: eight GPUs with 80 GB, of which four learn and four generate.
+memory for 16 x 8 of them. Hardware: eight GPUs with 80 GB, of which four learn and four generate;
+learners share the model (FSDP) and compute activations again for the backward pass, and
+`rllib-gigpo check --gpu-gib 74 tuned_examples/appworld_gigpo.py ...` says whether an update fits.
+`--algo ppo` holds a second model, the critic, and needs `--num-learners=8`.
 
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop with the shipped world: a
 supervised warm start of at most 64 steps of its expert, then two iterations of 2 groups x 2

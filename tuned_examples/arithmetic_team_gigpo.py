@@ -6,7 +6,9 @@ How to run this script
 --num-learners=2`
 
 trains two Qwen2.5-1.5B-Instruct models, one for each agent, on sums of numbers up to 99. Hardware:
-four GPUs with 80 GB, of which two learn and two generate, one engine for each policy.
+four GPUs with 80 GB, of which two learn and two generate, one engine for each policy. Learners
+share both models (FSDP) and compute activations again for the backward pass; `rllib-gigpo check
+--gpu-gib 74 tuned_examples/arithmetic_team_gigpo.py ...` says whether an update fits.
 `--policies shared` trains one model in both roles, `--policies adapters` a LoRA adapter for each
 role on one base. `--frozen verifier` trains the solver against a verifier that does not learn.
 `--algo NAME` trains by gigpo, grpo, rloo, ppo, dapo, ...

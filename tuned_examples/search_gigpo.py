@@ -3,17 +3,21 @@
 How to run this script
 ----------------------
 `python tuned_examples/search_gigpo.py --questions nq hotpotqa --retriever=http://127.0.0.1:8000 \
+--eval-questions nq triviaqa popqa hotpotqa 2wiki musique bamboogle \
 --engine=vllm --num-engines=8 --num-env-runners=8 --num-learners=8`
 
-trains Qwen2.5-7B-Instruct with the paper's settings on the training questions of NQ and HotpotQA
-(Hugging Face data sets, or local files) against a server of Search-R1's `/retrieve` protocol, which
-`python -m envs.search.server --corpus wiki-18.jsonl` starts. Hardware: sixteen GPUs with 80 GB, of
-which eight learn and eight generate. (The paper used eight H100, and four for 3B.)
+trains Qwen2.5-7B-Instruct with the paper's settings on the training questions of NQ and HotpotQA,
+and evaluates it on those of seven sets (Hugging Face data sets, or local files), against a server
+of Search-R1's `/retrieve` protocol, which `python -m envs.search.server --corpus wiki-18.jsonl`
+starts. Hardware: sixteen GPUs with 80 GB, of which eight learn and eight generate. (The paper used
+eight H100, and four for 3B.) Learners share the model (FSDP) and compute activations again for the
+backward pass; `rllib-gigpo check --gpu-gib 74 tuned_examples/search_gigpo.py ...` says whether an
+update fits.
 
 - `--model qwen2.5-3b`: the paper's other model.
 - States count as equal from a similarity of 0.9, as in the paper; `--anchor exact` compares them
   letter by letter, `--similarity-threshold` moves the bound.
-- `--algo NAME`: gigpo, grpo, rloo, ppo, dapo, ...
+- `--algo NAME`: gigpo, grpo, rloo, ppo, dapo, ...; PPO holds a second model, the critic.
 
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop: a supervised warm start of at
 most 64 steps of an expert, then two iterations of 2 groups x 2 episodes.
@@ -24,9 +28,9 @@ Results to expect
 -----------------
 The paper reports 47.2 % (7B) and 42.1 % (3B) exact match on average over seven data sets after 200
 iterations, with about 0.9 tool calls for questions of one hop and 1.6 for several (Table 2; the
-paper's figures, not reproduced here). `success_rate`, `tool_calls_mean` and
-`repeated_query_share_mean` report these, each also by data set, as in `success_rate/nq`. The CPU
-demo is too short to learn.
+paper's figures, not reproduced here). `success_rate` and `tool_calls_mean` report these, each also
+by data set, as in `success_rate/nq`; beside them, `repeated_query_share_mean`. The CPU demo is too
+short to learn.
 """
 
 from _choices import base_config, train_as

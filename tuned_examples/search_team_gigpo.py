@@ -3,13 +3,15 @@
 How to run this script
 ----------------------
 `python tuned_examples/search_team_gigpo.py --questions hotpotqa.jsonl --engine=vllm \
---num-engines=1 --num-env-runners=2 --num-learners=2`
+--num-engines=2 --num-env-runners=4 --num-learners=4`
 
 trains two Qwen2.5-3B-Instruct models, one for each agent, with the settings of the paper's search
-task. Hardware: eight GPUs with 80 GB, of which four learn and four generate. Without `--questions`
-it plays the generated world. `--policies shared` trains one model in both roles, `--policies
-adapters` a LoRA adapter for each role on one base. `--frozen searcher` trains the answerer alone.
-`--algo NAME` trains by gigpo, grpo, rloo, ppo, dapo, ...
+task. Hardware: eight GPUs with 80 GB, of which four learn and four generate, two engines for each
+policy. Learners share both models (FSDP) and compute activations again for the backward pass;
+`rllib-gigpo check --gpu-gib 74 tuned_examples/search_team_gigpo.py ...` says whether an update
+fits. Without `--questions` it plays the generated world. `--policies shared` trains one model in
+both roles, `--policies adapters` a LoRA adapter for each role on one base. `--frozen searcher`
+trains the answerer alone. `--algo NAME` trains by gigpo, grpo, rloo, ppo, dapo, ...
 
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop: a supervised warm start of at
 most 64 steps of an expert, then two iterations of 2 groups x 2 episodes.

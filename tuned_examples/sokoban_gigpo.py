@@ -7,8 +7,10 @@ How to run this script
 
 trains Qwen2.5-1.5B-Instruct with the paper's settings on generated rooms of 6 x 6 cells with one
 box, shown as text. `--levels=boxoban-levels/unfiltered/train --eval-levels=... --horizon=120` plays
-level files instead. Hardware: four GPUs with 80 GB, of which two learn and
-two generate. `--algo NAME` trains by gigpo, gigpo_dynamic, grpo, rloo, ppo, ...
+level files instead. Hardware: four GPUs with 80 GB, of which two learn and two generate; learners
+share the model (FSDP) and compute activations again for the backward pass, and `rllib-gigpo check
+--gpu-gib 74 tuned_examples/sokoban_gigpo.py ...` says whether an update fits. `--algo NAME` trains
+by gigpo, gigpo_dynamic, grpo, rloo, ppo, ...; PPO holds a second model, the critic.
 
 `... --view rgb` shows pictures to Qwen2.5-VL-3B, as the authors do.
 

@@ -5,8 +5,8 @@ How to run this script
 `python tuned_examples/sweep_gigpo.py --env KeyDoor --scheduler grid --seeds 3`
 
 trains every omega x gamma x F_norm x seed on a tiny model. Hardware: two CPU cores; with a large
-model, `--model qwen2.5-1.5b --gpus-per-learner 0.5 --engine vllm --gpus-per-engine 0.5` places a
-learner and an engine of each trial on GPUs, in fractions or whole.
+model, `--model qwen2.5-1.5b --gpus-per-learner 1 --engine vllm --gpus-per-engine 1` places a
+learner and an engine of each trial on GPUs with 80 GB, one each; of smaller models, in fractions.
 
 - `--scheduler asha` stops the worse trials early, `--scheduler pbt` lets good ones replace bad ones
   and changes omega, gamma and F_norm on the way.
@@ -19,7 +19,8 @@ The results folder holds `table.md`, `heat_map.png` and the trials, each with it
 Results to expect
 -----------------
 The paper's sweep of omega on WebShop (1.5B; the paper's figures, not reproduced here) rises from
-56.6 % success at 0 to 68.3 % at 0.8 and falls to 56.3 % at 1.4. On KeyDoor, omega 0 learns slowest.
+56.6 % success at 0 to 68.3 % at 0.8 and falls to 56.3 % at 1.4. On KeyDoor
+omega 0 is GRPO, below omega 1 (docs/learning.md).
 """
 
 import argparse
@@ -94,7 +95,10 @@ def sweep_config(args: argparse.Namespace) -> GiGPOConfig:
         )
         .training(num_groups=max(1, args.episodes // 8), group_size=8, num_minibatches=10)
         .resources(num_cpus_for_main_process=args.cpus_per_trial)
-        .learners(num_gpus_per_learner=args.gpus_per_learner)
+        .learners(
+            num_gpus_per_learner=args.gpus_per_learner,
+            activation_checkpointing=args.gpus_per_learner > 0,
+        )
         .debugging(seed=0)
     )
     if is_tiny:

@@ -7,12 +7,16 @@ How to run this script
 
 trains Qwen2.5-1.5B-Instruct with the paper's settings on WebShop's official files in the given
 folder (`items_shuffle*.json`, `items_ins_v2*.json`). Hardware: four GPUs with 80 GB, of which two
-learn and two generate. (The paper used two H100, and four for 7B.)
+learn and two generate; twice as many for 7B. (The paper used two H100, and four for 7B.) Learners
+share the model (FSDP) and compute activations again for the backward pass; `rllib-gigpo check
+--gpu-gib 74 tuned_examples/webshop_gigpo.py ...` says whether an update fits.
 
 - `--model qwen2.5-7b`, `--model qwen2.5-7b --lora`: the other models of the paper and its scripts;
   `--model qwen3-1.7b` is Qwen3 (no KL, two episodes per test task).
-- `--algo NAME`: gigpo, gigpo_dynamic, grpo, rloo, ppo, dapo, ...; `--algo gigpo_no_step` and
-  `--algo gigpo_no_episode` are the ablations of Figure 4.
+- `--algo NAME`: gigpo, gigpo_dynamic, grpo, rloo, ppo_token, dapo, ...; `--algo gigpo_no_step` and
+  `--algo gigpo_no_episode` are the ablations of Figure 4. The paper's PPO is `ppo_token`, with a
+  critic over tokens; that of `ppo` is over steps. Both hold a second model, the critic: with 7B,
+  `--num-learners=8`.
 - `--omega 0.8`: a point of the paper's sweep of omega from 0 to 1.4; `--f-norm std`: the other F.
 
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop: a supervised warm start of at
@@ -24,10 +28,10 @@ Results to expect
 -----------------
 The paper reports, as score / % success after 150 iterations (the paper's figures, not reproduced
 here): 83.5 / 67.4 +- 4.5 (1.5B) and 86.2 / 75.2 +- 3.8 (7B) with f_norm "none", 83.1 / 65.0 and
-84.4 / 72.8 with "std", GRPO 75.8 / 56.8 and 79.3 / 66.1, PPO 73.8 / 51.5 and 81.4 / 68.7 (Table 1).
-Omega 0, 0.4, 0.8, 1.4 on 1.5B: 56.6, 65.8, 68.3, 56.3 % success. DAPO 84.6 / 66.1, gigpo_dynamic
-87.5 / 75.0. There are none for LoRA and Qwen3. `score_mean` and `success_rate` report the two.
-The CPU demo is too short to learn.
+84.4 / 72.8 with "std", GRPO 75.8 / 56.8 and 79.3 / 66.1, PPO (`ppo_token`) 73.8 / 51.5 and 81.4 /
+68.7 (Table 1). Omega 0, 0.4, 0.8, 1.4 on 1.5B: 56.6, 65.8, 68.3, 56.3 % success. DAPO 84.6 / 66.1,
+gigpo_dynamic 87.5 / 75.0. There are none for LoRA, Qwen3 and `ppo`. `score_mean` and `success_rate`
+report the two. The CPU demo is too short to learn.
 """
 
 from _choices import base_config, train_as

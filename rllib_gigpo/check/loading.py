@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,9 @@ def load_config(name: str, arguments: Sequence[str] = ()) -> GiGPOConfig:
         name: `file.py:NAME` or `module:NAME`, where NAME is a GiGPOConfig or a function without
             arguments that returns one; or a tuned example, whose `parser` reads `arguments` and
             whose `paper_config` returns the config.
-        arguments: The tuned example's own options.
+        arguments: The tuned example's own options. Those of learners and runners are taken to be
+            meant for a machine that has a GPU for every learner, unless
+            `--num-gpus-per-learner=0` says otherwise.
 
     Raises:
         ValueError: There is no such file, module or name, or it makes no GiGPOConfig.
@@ -83,9 +86,12 @@ def _tuned(name: str, module: ModuleType, arguments: Sequence[str]) -> Any:
     if not (isinstance(parser, argparse.ArgumentParser) and hasattr(module, "paper_config")):
         raise ValueError(f"{name} is no tuned example: say which config in it, as {name}:NAME")
     args = getattr(module, "parse", parser.parse_args)(list(arguments))
-    return module.paper_config(args).evaluation(
-        evaluation_interval=args.evaluation_interval, evaluation_duration=args.evaluation_duration
-    )
+    config = module.paper_config(args)
+    # What all tuned examples share lies beside them.
+    training = importlib.import_module("_training")
+    training.check_arguments(args, config)
+    # It will train on a machine that has a GPU for every learner, whatever this one has.
+    return training.with_arguments(config, args, gpus=math.inf)
 
 
 def _checked(name: str, found: Any) -> GiGPOConfig:

@@ -64,7 +64,8 @@ def memory_part(config: GiGPOConfig, gpu_gib: float | None = None) -> Iterator[F
         if limit is not None and total > limit:
             state = "FAULT" if phase != "engine" else "note"
         over = f", the GPU has {limit:g}" if state != "ok" else ""
-        yield Finding("memory", state, f"{phase}: {total:.2f} GiB{over}; {_told(phase, parts)}")
+        told = _told(phase, parts, recomputes=plan.activation_checkpointing)
+        yield Finding("memory", state, f"{phase}: {total:.2f} GiB{over}; {told}")
 
 
 def _pictures(config: GiGPOConfig, sight: Sight) -> tuple[tuple[int, int], ...]:
@@ -74,9 +75,11 @@ def _pictures(config: GiGPOConfig, sight: Sight) -> tuple[tuple[int, int], ...]:
     return tuple((p.picture.pixels.shape[0], p.picture.pixels.shape[1]) for p in most)
 
 
-def _told(phase: str, parts: Mapping[str, int]) -> str:
+def _told(phase: str, parts: Mapping[str, int], *, recomputes: bool) -> str:
     largest = max(parts, key=lambda name: parts[name])
-    knob = _KNOBS_OF_PHASE.get((phase, largest), _KNOBS[largest])
+    # Recomputed already, they are like those of a pass that keeps none.
+    same = "score" if recomputes and largest == "activations" else phase
+    knob = _KNOBS_OF_PHASE.get((same, largest), _KNOBS[largest])
     return f"most of it {largest} ({parts[largest] / _GIB:.2f}): {knob}"
 
 

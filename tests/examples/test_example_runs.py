@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -52,8 +53,44 @@ def test_a_folder_belongs_to_its_arguments(training, parser, tmp_path: Path):
     claim("--omega=0.5", "--num-cpus=3")
     with pytest.raises(ValueError, match=r"holds results with omega=0\.5, not 1\.0: name another"):
         claim("--omega=1")
-    with pytest.raises(ValueError, match="leave it out; --results names the folder"):
-        claim("--omega=0.5", "--output=/tmp/x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--output=/tmp/x"], "--output /tmp/x has no effect: leave it out; rollouts are"),
+        (["--num-gpus=4"], "--num-gpus 4 has no effect: leave it out; --num-gpus-per-learner"),
+        (["--num-envs-per-env-runner=4"], "--num-envs-per-env-runner 4 has no effect"),
+        (["--num-agents=2"], "--num-agents 2 has no effect"),
+        (["--framework=tf2"], "--framework tf2 has no effect: leave it out; RLlib's new API"),
+        (["--evaluation-duration-unit=timesteps"], "--evaluation-duration counts episodes"),
+        (["--evaluation-parallel-to-training"], "--evaluation-parallel-to-training has no effect"),
+        (["--wandb-project=mine"], "the variable WANDB_PROJECT names it"),
+        (["--wandb-run-name=mine"], "--wandb-run-name mine has no effect"),
+        (["--local-mode"], "--local-mode has no effect"),
+        (["--as-release-test"], "--as-test compares with --stop-reward"),
+        (["--env=KeyDoor"], "--env KeyDoor, but this example trains on Fragile: leave it out"),
+        (["--no-tune", "--stop-reward=1"], "--stop-reward 1.0 with --no-tune, which makes one run"),
+        (["--no-tune", "--num-samples=2"], "--num-samples 2 with --no-tune"),
+        (["--no-tune", "--stop-timesteps=9"], "--stop-timesteps 9 with --no-tune"),
+    ],
+)
+def test_arguments_without_effect_are_refused(arguments, sentence, training, parser):
+    config = tiny_config().environment("Fragile")
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        training.check_arguments(parser.parse_args(arguments), config)
+
+
+def test_arguments_with_an_effect_are_not(training, parser):
+    config = tiny_config().environment("Fragile")
+    for arguments in (
+        [],
+        ["--stop-reward=1", "--num-samples=2", "--stop-timesteps=9", "--num-cpus=2"],
+        # --as-test compares the best return with it.
+        ["--no-tune", "--as-test", "--stop-reward=1"],
+        ["--evaluation-num-env-runners=1", "--wandb-key=k", "--checkpoint-freq=1"],
+    ):
+        training.check_arguments(parser.parse_args(arguments), config)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +107,25 @@ def test_a_folder_belongs_to_its_arguments(training, parser, tmp_path: Path):
 def test_learners_take_the_gpus_that_are_there(arguments, gpus, expected, training, parser):
     config = training.with_arguments(tiny_config(), parser.parse_args(arguments), gpus=gpus)
     assert (config.num_learners, config.num_gpus_per_learner) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "expected"),
+    [
+        # One learner holds the model, several share it; on GPUs activations are computed again.
+        ([], 0, ("replicate", False)),
+        ([], 1, ("replicate", True)),
+        (["--num-learners=1"], 1, ("replicate", True)),
+        (["--num-learners=2"], 2, ("fsdp", True)),
+        (["--num-learners=2"], 1, ("fsdp", False)),
+        (["--num-learners=2", "--sharding=replicate"], 2, ("replicate", True)),
+        (["--num-learners=2", "--num-gpus-per-learner=0"], 8, ("fsdp", False)),
+    ],
+)
+def test_learners_share_the_model(arguments, gpus, expected, training, parser):
+    config = training.with_arguments(tiny_config(), parser.parse_args(arguments), gpus=gpus)
+    assert (config.sharding, config.activation_checkpointing) == expected
+    config.validate()
 
 
 def test_runners_and_evaluation_follow_rllibs_arguments(training, parser):

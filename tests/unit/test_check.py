@@ -14,7 +14,9 @@ from rllib_gigpo.check.one_step import cut_to_a_step
 from rllib_gigpo.check.parts import environment_part, model_part, settings_part
 from rllib_gigpo.check.run import check
 from rllib_gigpo.check.small_copy import small_copy
+from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.lora import LoRASettings
+from rllib_gigpo.memory_estimate import estimate, plan_of
 from rllib_gigpo.models import load_causal_lm, load_tokenizer, materialize
 from rllib_gigpo.validation import setting_faults
 from tests.dial_worlds import ROWS
@@ -133,6 +135,9 @@ def test_memory_is_told_by_phase_with_the_setting_to_turn():
     # 16384 tokens of activations weigh more than a model of some thousand parameters.
     assert "most of it activations" in found[1].text
     assert "activation_checkpointing=True" in found[1].text
+    config.learners(activation_checkpointing=True)
+    assert "activations" in (told := list(memory_part(config))[1].text)
+    assert "activation_checkpointing" not in told
     small = {f.text.split(":")[0]: f for f in memory_part(config, gpu_gib=1e-6)}
     assert {phase: f.state for phase, f in small.items()} == {
         "score": "FAULT",
@@ -216,6 +221,28 @@ def test_tuned_examples_are_loaded_with_their_options():
     script = Path(__file__).parents[2] / "tuned_examples" / "gym_gigpo.py"
     config = load_config(str(script), ["--algo", "rloo", "--seed", "4"])
     assert (config.estimator, config.seed, config.evaluation_duration) == ("rloo", 4, 64)
+
+
+def test_a_tuned_example_is_checked_with_its_learners_and_runners():
+    script = Path(__file__).parents[2] / "tuned_examples" / "gym_gigpo.py"
+    arguments = ["--env=gym:FrozenLake-v1", "--num-learners=8", "--num-env-runners=3"]
+    config = load_config(str(script), arguments)
+    # As on a machine that has a GPU for every learner.
+    assert (config.num_learners, config.num_gpus_per_learner) == (8, 1)
+    assert (config.num_env_runners, config.sharding) == (3, "fsdp")
+    # What eight share, each holds an eighth of.
+    one = load_config(str(script), ["--sharding=replicate"])
+    shared, whole = (estimate_of(each)["optimizer"] for each in (config, one))
+    assert shared == -(-whole // 8)
+    without = load_config(str(script), [*arguments, "--num-gpus-per-learner=0"])
+    assert (without.num_gpus_per_learner, without.activation_checkpointing) == (0, False)
+    with pytest.raises(ValueError, match="--num-gpus 8 has no effect"):
+        load_config(str(script), ["--num-gpus=8"])
+
+
+def estimate_of(config: GiGPOConfig) -> dict[str, int]:
+    shape = transformers.AutoConfig.from_pretrained(materialize(config.model_spec))
+    return estimate(shape, plan_of(config))["update"]
 
 
 @pytest.mark.ray
