@@ -192,3 +192,25 @@ def test_an_adapter_on_a_sharded_base_trains_saves_and_reaches_the_engines(pair,
         assert two["learners"][DEFAULT_MODULE_ID][name] == one["learners"][DEFAULT_MODULE_ID][name]
     alone.stop()
     sharded.stop()
+
+
+def test_a_team_shares_the_models_of_both(local_ray):
+    base = {"kl_coeff": 0.5, "num_minibatches": 2, "invalid_action_penalty": 0.1}
+    config = tiny_config(**base).environment("ArithmeticTeam")
+    config.env_config = {"largest": 4}  # and nothing of KeyDoor's
+    agents = {"solver", "verifier"}
+    config.multi_agent(policies=agents, policy_mapping_fn=lambda agent, *_, **__: agent)
+    alone, sharded = (
+        config.copy().learners(num_learners=n, sharding=kind).build_algo()
+        for n, kind in ((0, "replicate"), (2, "fsdp"))
+    )
+    for _ in range(2):
+        expected, found = (a.train()["learners"] for a in (alone, sharded))
+        for agent in agents:
+            for name in ("gradient_norm", "kl", "entropy", "num_rows"):
+                close = pytest.approx(expected[agent][name], rel=1e-3, abs=1e-5)
+                assert found[agent][name] == close, (agent, name)
+    # Without rows that differ in advantage there would be nothing to compare.
+    assert any(expected[agent]["gradient_norm"] > 1e-3 for agent in agents)
+    alone.stop()
+    sharded.stop()
