@@ -40,6 +40,7 @@ from benchmarks.report import report
 from benchmarks.soak_analysis import COUNT_ALLOWED, MIB_ALLOWED, Judged, judge
 from benchmarks.soak_processes import MIB, count_files, half_written, marked, sample, shared_names
 from rllib_gigpo.recording.folder import RunFolder, append_line, read_json, read_lines, write_json
+from rllib_gigpo.tune_results import release_results
 
 _VALUES = {"object_store_mib": MIB_ALLOWED, "kv_keys": float(COUNT_ALLOWED)}
 _TRAINABLE = "GiGPO"
@@ -78,6 +79,7 @@ def drive(args: argparse.Namespace) -> None:
     from ray import tune
 
     output = Path(args.output)
+    release_results()
     ray.init(
         address="local",
         num_cpus=4 * args.trials,

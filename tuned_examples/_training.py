@@ -19,6 +19,7 @@ from ray.rllib.examples.utils import add_rllib_example_script_args
 from rllib_gigpo import GiGPO, GiGPOConfig, claims
 from rllib_gigpo.progress import ProgressLines
 from rllib_gigpo.resuming import train_to
+from rllib_gigpo.tune_results import release_results
 
 _RETURN = "env_runners/episode_return_mean"
 _STEPS = "env_runners/num_env_steps_sampled_lifetime"
@@ -182,6 +183,7 @@ def with_arguments(config: GiGPOConfig, args: argparse.Namespace, gpus: float) -
 
 def _tuned(config: GiGPOConfig, args: argparse.Namespace, folder: Path) -> float:
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the newer output shows no columns of one's own
+    release_results()
     trials = str(folder / "trials")
     param_space: Any = config  # Tune takes RLlib's configs, its types do not say so
     if tune.Tuner.can_restore(trials):

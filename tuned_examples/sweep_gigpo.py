@@ -41,6 +41,7 @@ from rllib_gigpo.claims import claim
 from rllib_gigpo.compare.start import starting_model
 from rllib_gigpo.compare.sweeps import HEADER, heat_map, sweep_rows, trials_of
 from rllib_gigpo.tables import format_table
+from rllib_gigpo.tune_results import release_results
 
 METRIC = "env_runners/success_rate"
 # What may differ when a sweep goes on.
@@ -153,6 +154,7 @@ def scheduler(args: argparse.Namespace) -> Any:
 
 def tuner(args: argparse.Namespace, folder: Path) -> tune.Tuner:
     """Return a new tuner, or that of an interrupted sweep in the folder."""
+    release_results()
     config = sweep_config(args)
     config.llm(model=starting_model(config, folder / "models", seed=0))
     trials = str(folder / "trials")

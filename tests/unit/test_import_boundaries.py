@@ -50,6 +50,7 @@ _RAY_FILES = {
     "rllib_gigpo/rows.py",
     "rllib_gigpo/sampler.py",
     "rllib_gigpo/update_rows.py",
+    "rllib_gigpo/tune_results.py",
     "rllib_gigpo/validation.py",
     "rllib_gigpo/watched_actors.py",
     "rllib_gigpo/watching.py",
