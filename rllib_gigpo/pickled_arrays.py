@@ -23,7 +23,7 @@ class PickledDtype:
 
     def __init__(self, spec: Any, *_: Any):
         self._spec = spec
-        self._order = "="
+        self._order: Any = "="
 
     def __setstate__(self, state: Any) -> None:
         """Take the order of bytes out of NumPy's state, and nothing else."""
@@ -51,7 +51,8 @@ class PickledArray(np.ndarray):
         version, shape, dtype, is_fortran, raw = state
         if hasattr(self, "_is_made") or not isinstance(raw, bytes):
             raise ValueError("an array made in an unknown way")
-        super().__setstate__((version, _shape(shape), _plain(dtype), bool(is_fortran), raw))
+        plain: Any = (version, _shape(shape), _plain(dtype), bool(is_fortran), raw)
+        super().__setstate__(plain)
         self._is_made = True
 
 
