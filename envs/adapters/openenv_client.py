@@ -86,7 +86,9 @@ class OpenEnvClient:
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
+            # A server that refuses the session says why and closes: that is still to be read.
+            with contextlib.suppress(*self._faults):
+                self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
             answer = read_object(self._socket.recv(timeout=self.timeout_s))
         except TimeoutError as error:
             # A late answer would be taken for that of the next question.

@@ -9,7 +9,8 @@ import pytest
 from tests.tiny_runs import tiny_config
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-_NAMES = set(re.findall(r"`([^`]+)`", _PAGE))
+_TEXT = re.sub(r"^```.*?^```$", "", _PAGE, flags=re.DOTALL | re.MULTILINE)
+_NAMES = set(re.findall(r"`([^`]+)`", _TEXT))
 # RLlib's own, which the page names by their endings.
 _OF_RLLIB = re.compile(r"(_lifetime|_throughput|throughput_since_last_\w+)$")
 

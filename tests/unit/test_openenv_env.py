@@ -7,7 +7,7 @@ import time
 import pytest
 
 from envs.adapters.openenv import OpenEnv, observation_text
-from envs.adapters.openenv_client import OpenEnvError, socket_url
+from envs.adapters.openenv_client import OpenEnvClient, OpenEnvError, socket_url
 from tests.dial_worlds import ROWS, Dial
 from tests.missing import skip_or_fail
 
@@ -127,6 +127,14 @@ def test_a_full_server_says_so_and_close_makes_room():
         del second
         gc.collect()
         wait_for(lambda: server.open_sessions == 0)
+
+
+def test_the_reason_of_a_server_that_has_closed_already_is_read():
+    with running("simulation", max_sessions=0) as (url, _):
+        client = OpenEnvClient(url, 5.0)
+        wait_for(lambda: client._socket.state.name == "CLOSED")
+        with pytest.raises(OpenEnvError, match=r"no session left .*max_concurrent_envs"):
+            client.reset({"seed": 0})
 
 
 def test_after_a_time_out_the_session_is_given_up_and_a_reset_starts_anew():
