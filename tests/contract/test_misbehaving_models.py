@@ -280,7 +280,7 @@ def test_a_process_that_ray_ends_for_its_memory_is_told_as_such(monkeypatch):
     def play(*_: Any) -> None:
         raise found
 
-    monkeypatch.setattr(algorithm, "_play", play)
+    monkeypatch.setattr(algorithm.sampler, "collect", play)
     with pytest.raises(OutOfMemory, match=r"phase 'rollout': .*now 0 \(OutOfMemoryError: Task was"):
         algorithm.train()
     algorithm.stop()
