@@ -158,6 +158,7 @@ class RunRecorder(RLlibCallback):
         self.flush()
         episodes, batch = self._kept
         advantages = self._algorithm.first_learner(_advantages)
+        self._load_tokenizer()
         rollouts = self._describe(Iteration(number, episodes, batch, dict(advantages)), None)
         worst = worst_episodes(rollouts.rows, count)
         places = [(episode["group"], episode["member"]) for episode in worst]
@@ -204,6 +205,8 @@ class RunRecorder(RLlibCallback):
 
     def _write_soon(self, iteration: Iteration) -> None:
         self.flush()
+        # Here, as it reads settings, which registers the environment: Ray's registry has no lock.
+        self._load_tokenizer()
         self._writing = self._thread.submit(self._safely, self._write_rollouts, iteration)
 
     def flush(self) -> None:
@@ -216,10 +219,11 @@ class RunRecorder(RLlibCallback):
         rollouts = self._describe(iteration, self._algorithm.config.record_groups)
         write_rollouts(self.folder, iteration.number, rollouts)
 
-    def _describe(self, iteration: Iteration, max_groups: int | None) -> Rollouts:
+    def _load_tokenizer(self) -> None:
         if self._tokenizer is None:
-            path = materialize(self._algorithm.config.model_spec)
-            self._tokenizer = load_tokenizer(path)
+            self._tokenizer = load_tokenizer(materialize(self._algorithm.config.model_spec))
+
+    def _describe(self, iteration: Iteration, max_groups: int | None) -> Rollouts:
         return rollouts_of(iteration, self._decode, max_groups)
 
     def _decode(self, ids: np.ndarray) -> str:

@@ -2,13 +2,14 @@
 
 import logging
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ray import tune
 
-from rllib_gigpo import GiGPO
+from rllib_gigpo import GiGPO, registry
 from rllib_gigpo.models import load_tokenizer, materialize
 from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines
 from rllib_gigpo.recording.rollout_rows import read_rows
@@ -232,6 +233,23 @@ def test_a_full_disk_stops_no_training(warm_model, tmp_path, monkeypatch, caplog
     algorithm.stop()
     assert [line["iteration"] for line in read_lines(RunFolder(tmp_path).metrics)] == [1, 3]
     assert RunFolder(tmp_path).recorded_iterations() == [1, 3]
+
+
+def test_only_the_main_thread_registers(tmp_path, monkeypatch):
+    # Ray's registry has no lock: another thread's entry in between ends an iteration.
+    threads = set()
+    announce = registry._announce
+
+    def watched(spec):
+        threads.add(threading.current_thread())
+        announce(spec)
+
+    monkeypatch.setattr(registry, "_announce", watched)
+    algorithm = tiny_config().recording(folder=str(tmp_path / "run")).build_algo()
+    algorithm.train()
+    algorithm.stop()
+    assert read_lines(RunFolder(tmp_path / "run").rollout_file(1))
+    assert threads == {threading.main_thread()}
 
 
 def test_a_team_of_two_policies_is_recorded(tmp_path):
