@@ -182,6 +182,7 @@ class EpisodePlayer:
             "step",
             lambda: self.game.step(actions),
             self.deadline - time.monotonic(),
+            game=self.game,
         )
         if self.env_steps >= self._most_steps() and not self.game.is_done:
             self.context.stepper.counts["env_errors"] += 1

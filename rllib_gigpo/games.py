@@ -66,6 +66,7 @@ class Game:
         self.is_team = isinstance(env, MultiAgentEnv)
         self.terminated = False
         self.truncated = False
+        self.is_left = False
         self._last_infos: dict[Any, Mapping[str, Any]] = {}
 
     @property

@@ -211,9 +211,12 @@ class GiGPOTorchLearner(GroupedLearner):
         with self._timed("update"):
             for module_id, rows in batch.items():
                 optimizer = self.get_optimizer(module_id)
-                optimizer.zero_grad(set_to_none=True)
-                sums = self._accumulate(module_id, rows)
-                self._step(module_id, optimizer)
+                try:
+                    sums = self._accumulate(module_id, rows)
+                    self._step(module_id, optimizer)
+                finally:
+                    # Kept until the next update, they would lie beside an engine's cache.
+                    optimizer.zero_grad(set_to_none=True)
                 self._log.add(module_id, sums)
                 vf_loss_coeff = self._settings(module_id).vf_loss_coeff
                 losses[module_id] = sums.loss + vf_loss_coeff * sums.value_loss

@@ -6,8 +6,9 @@ is not guessed by a formula: see `memory_passes`.
     python -m rllib_gigpo.memory_estimate Qwen/Qwen2.5-7B-Instruct --num-learners 8 --sharding fsdp
     python -m rllib_gigpo.memory_estimate Qwen/Qwen2-VL-2B-Instruct --picture 300x300
 
-Not counted: the runtime (about 0.6 GB of a CPU process, a CUDA context), fragmentation, the copy of
-the weights on their way to the engines, what an engine's vision tower works on.
+Not counted: the runtime (about 0.6 GB of a CPU process, a CUDA context), freed memory that an
+allocator keeps for later, the copy of the weights on their way to the engines, what an engine's
+vision tower works on.
 
 Shapes: P parameters, T tokens of a micro-batch, R response tokens of it, V vocabulary.
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rllib_gigpo.checkpoints import CheckpointError, Place, check_whole, find_whole
+from rllib_gigpo.checkpoints import CheckpointError, Place, check_whole
 from rllib_gigpo.recording.describe import now
 from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines, write_json
 from rllib_gigpo.watched_actors import LearnerError
@@ -97,16 +97,19 @@ def train_to(
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """Return the newest whole checkpoint that `train_to` has left in a folder, or None.
 
-    One that is damaged is passed over, with a warning that names the file.
+    One that is damaged is passed over for the one that had its name before, then for an older one,
+    with a warning that names the file.
     """
     for path in reversed(_checkpoints(Path(folder))):
-        try:
-            place = find_whole(Place.of(path))
-            check_whole(place)
-        except CheckpointError as error:
-            _LOG.warning("passed over: %s", error)
-            continue
-        return Path(place.path)
+        for place in (Place.of(path), Place.of(_previous(path))):
+            if not place.exists():
+                continue
+            try:
+                check_whole(place)
+            except CheckpointError as error:
+                _LOG.warning("passed over: %s", error)
+                continue
+            return Path(place.path)
     return None
 
 
@@ -169,8 +172,12 @@ def _forget_others(folder: Path, done: int, keep: int) -> None:
     kept = found[: found.index(newest) + 1][-keep:]
     for path in found:
         if path not in kept:
-            for each in (path, path.with_name(f"{path.name}.previous")):
+            for each in (path, _previous(path)):
                 shutil.rmtree(each, ignore_errors=True)
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f"{path.name}.previous")
 
 
 def _checkpoint(folder: Path, done: int) -> Path:

@@ -121,7 +121,7 @@ class _Groups:
             "make",
             self.acquire,
             deadline - time.monotonic(),
-            late=self.release,  # nobody has played it: the next episode may
+            late=self._take_back,
         )
         try:
             observations, infos = await stepper.call(
@@ -129,23 +129,29 @@ class _Groups:
                 "reset",
                 lambda: game.reset(task.env_seed, task.options),
                 deadline - time.monotonic(),
+                game=game,
             )
             self._check_start(game.name, task, observations, infos)
             episode = await EpisodePlayer(self.context, place, task, member, game, deadline).run(
                 observations, infos
             )
-        except EnvFailure as failure:
-            # Its state is unknown, and a hung call may still be inside: never play it again.
-            if failure.kind == "error":
+        except EnvFailure:
+            # Its state is unknown: never play it again. One with a call still inside is closed when
+            # that comes back.
+            if not game.is_left:
                 await stepper.close(game)
             raise
         except BaseException:
-            # A cancelled episode may have left a call running in its thread.
-            if stepper.settings.threads == 0:
+            if not game.is_left:
                 self.release(game)
             raise
         self.release(game)
         return episode
+
+    def _take_back(self, game: Game | None) -> None:
+        """Keep an environment that was made too late; nobody has played it."""
+        if game is not None:
+            self.release(game)
 
     def _check_start(
         self,

@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from rllib_gigpo.games import Game
@@ -77,7 +78,9 @@ class Stepper:
         what: str,
         work: Callable[[], T],
         left_s: float,
-        late: Callable[[T], object] | None = None,
+        *,
+        game: Game | None = None,
+        late: Callable[[T | None], object] | None = None,
     ) -> T:
         """Make one call.
 
@@ -86,7 +89,9 @@ class Stepper:
             what: "make", "reset" or "step".
             work: The call.
             left_s: Seconds left to the episode (math.inf without a limit).
-            late: Takes what the call returns after nobody waits for it any more.
+            game: Whose call it is, but for "make". Where nobody waits for it any more the game
+                `is_left`, and is closed once the call comes back.
+            late: Takes what such a call returns, None where it raised.
 
         Raises:
             EnvFailure: It raised or ran out of time. The environment must not be used again.
@@ -94,8 +99,10 @@ class Stepper:
         if left_s <= 0:
             self.counts["env_timeouts"] += 1
             raise EnvFailure("timeout", f"{name} used up its episode's time before a {what}")
+        if game is not None:
+            late = partial(self._close_late, game)
         try:
-            return await self._in_time(work, left_s, late)
+            return await self._in_time(work, left_s, game, late)
         except _TimeUpError as error:
             self.counts["env_timeouts"] += 1
             message = f"{what} of environment {name!r} took over {error.limit_s:g} s"
@@ -114,19 +121,37 @@ class Stepper:
         with the EnvRunner's.
         """
         try:
-            await self._in_time(game.close, math.inf)
+            await self._in_time(game.close, math.inf, game)
         except (*_RAISED, _TimeUpError) as error:
-            self.counts["env_close_errors"] += 1
-            _LOG.warning(
-                "environment %r could not be closed (%s: %s); what it holds stays until its "
-                "EnvRunner ends",
-                game.name,
-                type(error).__name__,
-                error,
-            )
+            self._not_closed(game, error)
+
+    def _close_late(self, game: Game, _: object) -> None:
+        """Close an environment whose call has come back late; nothing waits for that either."""
+
+        def close() -> None:
+            try:
+                game.close()
+            except _RAISED as error:
+                self._not_closed(game, error)
+
+        threading.Thread(target=close, name="env-close", daemon=True).start()
+
+    def _not_closed(self, game: Game, error: BaseException) -> None:
+        self.counts["env_close_errors"] += 1
+        _LOG.warning(
+            "environment %r could not be closed (%s: %s); what it holds stays until its EnvRunner "
+            "ends",
+            game.name,
+            type(error).__name__,
+            error,
+        )
 
     async def _in_time(
-        self, work: Callable[[], T], left_s: float, late: Callable[[T], object] | None = None
+        self,
+        work: Callable[[], T],
+        left_s: float,
+        game: Game | None,
+        late: Callable[[T | None], object] | None = None,
     ) -> T:
         """Make a call, in a thread where there are any; raise what it raises, or _TimeUpError."""
         if self.settings.threads == 0:
@@ -137,11 +162,14 @@ class Stepper:
             try:
                 await asyncio.wait([running], timeout=None if math.isinf(limit) else limit)
             except asyncio.CancelledError:
-                if not running.cancel():
+                if running.cancel():
+                    _leave(game)
+                elif game is None:
                     _hand_over(running.result(), late)
                 raise
         if not running.done():
             running.cancel()
+            _leave(game)
             self.counts["abandoned_threads"] += 1
             raise _TimeUpError(limit)
         result, error = running.result()
@@ -159,7 +187,7 @@ class _TimeUpError(BaseException):
 
 
 def _start_thread(
-    work: Callable[[], T], late: Callable[[T], object] | None
+    work: Callable[[], T], late: Callable[[T | None], object] | None
 ) -> asyncio.Future[tuple[T, BaseException | None]]:
     """Run the call in a thread of its own; the future holds (result, None) or (None, error).
 
@@ -191,9 +219,13 @@ def _start_thread(
     return outcome
 
 
+def _leave(game: Game | None) -> None:
+    if game is not None:
+        game.is_left = True
+
+
 def _hand_over(
     outcome: tuple[Any, BaseException | None], late: Callable[[Any], object] | None
 ) -> None:
-    result, error = outcome
-    if late is not None and error is None:
-        late(result)
+    if late is not None:
+        late(outcome[0])

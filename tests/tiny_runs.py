@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -47,7 +48,22 @@ def build_learner(config: GiGPOConfig | None = None, **training: Any) -> GiGPOTo
         spaces=dict.fromkeys(config.module_ids, (TextSpace(), TextSpace()))
     )
     assert isinstance(learner, GiGPOTorchLearner)
+    if DEFAULT_MODULE_ID in learner.module:
+        _keep_gradients(learner)
     return learner
+
+
+_GRADIENTS: WeakKeyDictionary[GiGPOTorchLearner, dict[str, torch.Tensor]] = WeakKeyDictionary()
+
+
+def _keep_gradients(learner: GiGPOTorchLearner) -> None:
+    """Keep what the optimizer is given: an update leaves no gradient behind."""
+
+    def keep(*_: Any) -> None:
+        named = module_of(learner).lm.named_parameters()
+        _GRADIENTS[learner] = {n: p.grad.clone() for n, p in named if p.grad is not None}
+
+    learner.get_optimizer(DEFAULT_MODULE_ID).register_step_pre_hook(keep)
 
 
 def module_of(learner: GiGPOTorchLearner) -> CausalLMModule:
@@ -75,9 +91,14 @@ def parameters(learner: GiGPOTorchLearner) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in module_of(learner).lm.named_parameters()}
 
 
+def gradients(learner: GiGPOTorchLearner) -> dict[str, torch.Tensor]:
+    """The gradient of the last optimizer step, by parameter."""
+    return _GRADIENTS[learner]
+
+
 def gradient(learner: GiGPOTorchLearner) -> torch.Tensor:
     """The gradient of the last optimizer step in one vector."""
-    return torch.cat([p.grad.reshape(-1) for p in module_of(learner).lm.parameters()])
+    return torch.cat([part.reshape(-1) for part in gradients(learner).values()])
 
 
 def random_rows(

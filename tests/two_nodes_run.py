@@ -27,7 +27,7 @@ def main(folder: str, output: str) -> None:
     config = (
         tiny_config(num_groups=4, invalid_action_penalty=0.1)
         .learners(num_learners=2, sharding="fsdp", custom_resources_per_learner={"learning": 1})
-        .env_runners(num_env_runners=2, custom_resources_per_env_runner={"playing": 1})
+        .env_runners(num_env_runners=1, custom_resources_per_env_runner={"playing": 1})
     )
     algorithm = config.build_algo()
 

@@ -217,8 +217,8 @@ class HttpTransport:
             return
         request = urllib.request.Request(self.url, headers=self._headers, method="DELETE")
         self._headers = {}
-        # A server may refuse to end sessions, or be gone already.
-        with contextlib.suppress(OSError):
+        # A server may refuse to end sessions, be gone already, or answer with what is not HTTP.
+        with contextlib.suppress(OSError, http.client.HTTPException):
             urllib.request.urlopen(request, timeout=2).close()
 
 

@@ -36,7 +36,10 @@ class TextWorldEngine:
                 " `pip install rllib-gigpo[alfworld]`"
             ) from error
         infos = textworld.EnvInfos(won=True, admissible_commands=True)
-        self._env: Any = _IDLE.pop() if _IDLE else AlfredDemangler(PddlEnv(infos))
+        try:
+            self._env: Any = _IDLE.pop()
+        except IndexError:
+            self._env = AlfredDemangler(PddlEnv(infos))
         self._loaded: Game | None = None
 
     def reset(self, game: Game) -> Turn:

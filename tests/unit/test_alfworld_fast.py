@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +19,7 @@ from envs.alfworld.fast.expressions import evaluate
 from envs.alfworld.fast.facts import Facts, Join, Types
 from envs.alfworld.fast.grammar import Matches, Symbol, Value, parse_grammar, parse_text
 from envs.alfworld.fast.names import entity_names
+from envs.alfworld.fast.operators import Group, Operator
 from envs.alfworld.fast.pddl import Literal, parse_domain, parse_problem
 from envs.alfworld.fast.queries import Query
 from envs.alfworld.fast.text import TextCompiler, render
@@ -237,6 +243,78 @@ def test_episodes_share_nothing_but_the_game():
     one.do("go to shelf 1")
     assert two.state == two.game.initial
     assert two.commands() == ["go to drawer 1", "go to shelf 1", "go to sinkbasin 1"]
+
+
+class Halfway:
+    """Holds up the first thread that comes by, until it may go on."""
+
+    def __init__(self):
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        if not self.reached.is_set():
+            self.reached.set()
+            assert self.go_on.wait(20)
+
+    def meanwhile(self, first: Callable[[], Any], second: Callable[[], Any]) -> list:
+        """What both return, the second called while the first is held up."""
+        with ThreadPoolExecutor(2) as threads:
+            one = threads.submit(first)
+            assert self.reached.wait(20)
+            other = threads.submit(second)
+            time.sleep(0.05)  # a second one that need not wait is done by now
+            self.go_on.set()
+            return [one.result(20), other.result(20)]
+
+
+def holding_a_mug(*then: str) -> Play:
+    play = Play()
+    for command in ("go to drawer 1", "open drawer 1", "take mug 2 from drawer 1", *then):
+        assert play.do(command)
+    return play
+
+
+def test_a_thread_waits_for_what_another_is_grounding():
+    here, there = holding_a_mug(), holding_a_mug("go to sinkbasin 1")
+    expected = [play.commands() for play in (here, there)]
+    halfway = Halfway()
+
+    class Groups(dict):
+        def __setitem__(self, key, group) -> None:
+            super().__setitem__(key, group)
+            if key[1] is not None:  # what a held thing allows, place by place
+                halfway()
+
+    shared = Play().game
+    shared._groups = Groups()
+    assert expected == halfway.meanwhile(
+        lambda: [c for c in shared.admissible(here.state) if c in expected[0]],
+        lambda: [c for c in shared.admissible(there.state) if c in expected[1]],
+    )
+
+
+def test_a_thread_never_reads_half_a_table_of_commands():
+    play = Play()
+    play.do("go to drawer 1")
+    first, *_, last = play.commands()
+    groups = play.game.scene(play.state).groups
+    (group,) = [g for g in groups if g.find(play.state, first)]
+    expected = [group.find(play.state, command) for command in (first, last)]
+    halfway = Halfway()
+
+    class Operators(list):
+        def __reversed__(self):
+            for operator in super().__reversed__():
+                yield operator
+                halfway()
+
+    new = Group(Operators(group.operators))
+
+    def found() -> list[Operator | None]:
+        return [new.find(play.state, command) for command in (first, last)]
+
+    assert None not in expected
+    assert halfway.meanwhile(found, found) == [expected, expected]
 
 
 DOMAIN = """(define (domain d) (:types big - object small - big)

@@ -69,6 +69,20 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_a_goodbye_that_is_not_answered_in_http_keeps_nobody(http, monkeypatch):
+    answered = []
+
+    def garble(self) -> None:
+        answered.append("what?")
+        self.wfile.write(b"what?\r\n\r\n")
+        self.close_connection = True
+
+    monkeypatch.setattr(mcp_dial_server.Handler, "do_DELETE", garble)
+    client = MCPClient(http, 10)
+    client.close()
+    assert answered == ["what?"]
+
+
 @pytest.mark.parametrize("over", ["pipes", "http"])
 def test_all_pages_of_tools_are_listed_and_texts_come_back(over, http):
     client = MCPClient(SERVER if over == "pipes" else http, 10)

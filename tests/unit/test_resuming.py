@@ -36,6 +36,21 @@ def test_nobody_goes_on_from_a_branch_that_a_rollback_has_left(tmp_path):
     assert numbers(tmp_path) == {7}
 
 
+def test_the_one_that_had_its_name_before_is_taken_for_a_damaged_one(tmp_path):
+    saved(tmp_path, 6, 7)
+    saved(tmp_path, 7)
+    (tmp_path / "checkpoint_000007" / "state").write_bytes(b"st")
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint_000007.previous"
+    (tmp_path / "checkpoint_000007.previous" / "state").unlink()
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint_000006"
+
+
+def test_a_save_killed_between_its_two_renames_has_left_the_one_before(tmp_path):
+    saved(tmp_path, 6, 7)
+    (tmp_path / "checkpoint_000007").rename(tmp_path / "checkpoint_000007.previous")
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint_000007.previous"
+
+
 @pytest.mark.parametrize("arguments", [{"keep": 0}, {"checkpoint_every": 0}])
 def test_a_run_that_could_not_go_on_is_refused(tmp_path, arguments):
     config: Any = None

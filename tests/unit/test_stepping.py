@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from rllib_gigpo.engines.base import Request
 from rllib_gigpo.lockstep import Lockstep
 from rllib_gigpo.stepping import EnvFailure, Stepper, StepSettings
 from tests.fakes import Countdown
@@ -82,6 +83,45 @@ def test_a_hung_step_is_left_alone_and_its_episode_replayed_in_a_new_environment
     # Three environments were made; the hung one is not among those that may be played again.
     assert len(made) == 3
     assert [game.env.number for game in stage.returned] == [1, 2]
+
+
+@pytest.mark.parametrize("stuck_in", ["reset", "step"])
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_environment_whose_call_comes_back_too_late_is_closed(release, stuck_in, raises):
+    closed = []
+
+    class Stuck(Countdown):
+        def _wait(self, where):
+            if where == stuck_in:
+                release.wait(20)
+                if raises:
+                    raise OSError("the line is dead")
+
+        def reset(self, **kwargs):
+            self._wait("reset")
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            self._wait("step")
+            return super().step(action)
+
+        def close(self):
+            closed.append(self)
+
+    steps = StepSettings(threads=2, step_timeout_s=0.1, on_failure="drop")
+    stage = Stage(make=Stuck, steps=steps)
+
+    async def play():
+        rollout = await stage.start(task(start=1))
+        assert closed == []  # the call is still inside
+        release.set()
+        while not closed:
+            await asyncio.sleep(0.01)
+        return rollout
+
+    assert asyncio.run(asyncio.wait_for(play(), 20)).dropped == (0,)
+    assert [game.env for game in stage.lent] == closed
+    assert stage.returned == []
 
 
 def test_more_hung_steps_than_threads_do_not_block_the_rest(release):
@@ -211,7 +251,7 @@ def test_an_environment_that_is_made_while_another_ends_the_run_comes_back(relea
             release.wait(20)
             return "game"
 
-        call = asyncio.ensure_future(stepper.call("Test", "make", make, math.inf, late.append))
+        call = asyncio.ensure_future(stepper.call("Test", "make", make, math.inf, late=late.append))
         await asyncio.sleep(0.05)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
@@ -234,6 +274,26 @@ def test_an_episode_that_takes_too_long_in_all_is_a_failure():
     rollout = stage.rollout(task(0, start=1), task(1, start=30))
     assert rollout.dropped == (1,)
     assert stage.stepper.counts == {"env_timeouts": 1}
+    # No call is inside when an episode's time is up.
+    assert [game.env.closed for game in stage.lent] == [False, True]
+    assert stage.returned == stage.lent[:1]
+
+
+def test_an_environment_whose_episode_is_ended_between_two_calls_comes_back():
+    """By another episode of the run, which fails while this one waits for its answer."""
+
+    class Breaking(Countdown):
+        def step(self, action):
+            raise OSError("the line is dead")
+
+    def turns(request: Request) -> int:
+        return 1 if request.group_id == 1 else 100_000
+
+    stage = Stage(make=Breaking, turns=turns, steps=StepSettings(threads=2, on_failure="raise"))
+    with pytest.raises(EnvFailure, match="the line is dead"):
+        stage.rollout(task(0, start=2), task(1, start=2))
+    assert [game.env.closed for game in stage.returned] == [False]
+    assert sorted(game.env.closed for game in stage.lent) == [False, True]
 
 
 # Lockstep ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ a thing there; which commands are possible is remembered for the facts that deci
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -95,6 +96,8 @@ class CompiledGame:
             for name, action in domain.actions.items()
             for part in action.precondition
         ]
+        # Threads share a game, and a group is known before all groups beside it are.
+        self._grounding = threading.Lock()
         self._groups: dict[tuple[Fact | None, Fact | None], Group] = {}
         self._scenes: dict[int, Scene] = {}
         self._views: dict[tuple[int, int], list[str]] = {}
@@ -158,7 +161,8 @@ class CompiledGame:
             known = {fact[0]: fact for fact in self.facts_of(bits)}
             at, held = known.get(AT), known.get(HOLDS)
             keys = dict.fromkeys(itertools.product((None, at), (None, held)))
-            groups = tuple(self._group(*key) for key in keys)
+            with self._grounding:
+                groups = tuple(self._group(*key) for key in keys)
             scene = Scene(groups, union(group.care for group in groups))
             self._scenes[bits] = scene
         return scene
@@ -166,11 +170,11 @@ class CompiledGame:
     def operators_holding(self, thing: str) -> list[Operator]:
         """Return the operators, at any place, that require the agent to hold a thing."""
         held = [fact for fact in self.facts_of(self.holds_bits) if fact[1][-1] == thing]
-        for fact in held:
-            self._group(None, fact)
-        return [
-            op for key, group in self._groups.items() if key[1] in held for op in group.operators
-        ]
+        with self._grounding:
+            for fact in held:
+                self._group(None, fact)
+            groups = [group for key, group in self._groups.items() if key[1] in held]
+        return [op for group in groups for op in group.operators]
 
     def type_of(self, entity: str) -> str:
         """Return the declared type of an entity."""

@@ -103,9 +103,11 @@ class Group:
     def find(self, state: int, command: str) -> Operator | None:
         """Return the operator that a command means in a state."""
         if not self._by_command:
+            by_command: dict[str, Operator] = {}
             for op in reversed(self.operators):
-                op.namesake = self._by_command.get(op.command)
-                self._by_command[op.command] = op
+                op.namesake = by_command.get(op.command)
+                by_command[op.command] = op
+            self._by_command = by_command  # whole: other threads read it
         found = self._by_command.get(command)
         while found is not None and state & found.care != found.want:
             found = found.namesake
