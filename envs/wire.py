@@ -1,18 +1,108 @@
-"""Answers of servers: read within a time and a size, and as JSON that is not nested without end."""
+"""Answers of servers: read within a time and a size, and as JSON that is not nested without end.
+
+A socket's time limit is one for each piece that comes. `open_url` and the connections here have one
+for the whole answer, from its first header to its last byte.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import time
+import urllib.request
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 MAX_ANSWER_BYTES = 64 << 20
 
 _CHUNK_BYTES = 1 << 16
 _MAX_REFUSAL_BYTES = 1 << 20
+
+
+class _Incoming(io.RawIOBase):
+    """What a socket receives until a time limit is over, in however small drops it comes."""
+
+    def __init__(self, sock: Any, received: io.RawIOBase):
+        self._sock = sock
+        self._received = received
+        self._timeout_s: float = sock.gettimeout()
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left > 0:
+            self._sock.settimeout(left)
+            with contextlib.suppress(TimeoutError):
+                return self._received.readinto(buffer)
+        raise TimeoutError(f"the answer was not complete after {self._timeout_s:g} s")
+
+    def close(self) -> None:
+        if not self.closed:
+            # The connection may serve another request, which has all of its time.
+            with contextlib.suppress(OSError):
+                self._sock.settimeout(self._timeout_s)
+            self._received.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """A response that is whole within its connection's time limit."""
+
+    def __init__(self, sock: Any, *args: Any, **kwargs: Any):
+        super().__init__(sock, *args, **kwargs)
+        self.fp: Any = io.BufferedReader(_Incoming(sock, self.fp.detach()))
+
+
+class HTTPConnection(http.client.HTTPConnection):
+    """A connection whose time limit holds for a whole answer; it needs one."""
+
+    response_class = _Response
+
+
+class HTTPSConnection(http.client.HTTPSConnection):
+    """The same over TLS."""
+
+    response_class = _Response
+
+
+class _HTTPHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(HTTPConnection, req)
+
+
+class _HTTPSHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(HTTPSConnection, req)
+
+
+def build_opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
+    """Return what opens URLs by connections whose time limit holds for a whole answer."""
+    return urllib.request.build_opener(_HTTPHandler, _HTTPSHandler, *handlers)
+
+
+def open_url(url: str | urllib.request.Request, timeout_s: float) -> Any:
+    """Ask a server; as `urllib.request.urlopen`, but for the time limit.
+
+    Args:
+        url: An address, or a request.
+        timeout_s: Seconds that connecting, sending and the answer may take, each.
+
+    Raises:
+        OSError: The server does not answer in time, or refuses (`urllib.error.HTTPError`).
+        http.client.HTTPException: It breaks HTTP's rules.
+    """
+    return _opener().open(url, timeout=timeout_s)
+
+
+@cache
+def _opener() -> urllib.request.OpenerDirector:
+    return build_opener()
 
 
 def read_whole(response: Any, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:

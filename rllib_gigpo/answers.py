@@ -8,13 +8,17 @@ of the environment.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat
 
 import numpy as np
 
-from rllib_gigpo.observations import EXPECTED, is_observation
+from rllib_gigpo.observations import EXPECTED, is_observation, is_text_and_picture
+
+# RLlib's key of the flags that end an episode for the whole team.
+ALL_AGENTS = "__all__"
 
 _FLAG = bool | np.bool_
 _NUMBER = bool | int | float | np.bool_ | np.number
@@ -27,6 +31,9 @@ _INFO_KINDS: dict[str, tuple[Any, str]] = {
     "is_action_valid": (_FLAG, "a bool"),
     "won": (_FLAG, "a bool"),
     "score": (_NUMBER, "a finite number"),
+    "event": (str | None, "a string or None"),
+    "note": (str, "a string"),
+    "tools": (list | tuple, "a list of dictionaries"),
 }
 
 
@@ -82,7 +89,7 @@ def check_infos(name: str, infos: Any) -> None:
 
     Raises:
         TypeError: An info is no dictionary, or a value of a key that means something is of another
-            type.
+            type; for an anchor, one that states cannot be compared by.
         ValueError: A score is not finite, or a text has no UTF-8 form.
     """
     _check_by_agent(name, "infos", infos)
@@ -97,11 +104,40 @@ def check_infos(name: str, infos: Any) -> None:
                     f"environment {name!r} gave info[{key!r}]={_shown(info[key])}: expected "
                     f"{expected}"
                 )
+        if not _is_anchor(info.get("anchor", "")):
+            raise TypeError(
+                f"environment {name!r} gave info['anchor']={_shown(info['anchor'])}: expected a "
+                "string, bytes, an int, a tuple of them, or a picture; "
+                "rllib_gigpo.state_keys.structural_key makes such a tuple of any nested state"
+            )
+        if "tools" in info:
+            _check_tools(name, info["tools"])
         if not math.isfinite(info.get("score", 0.0)):
             raise ValueError(
                 f"environment {name!r} gave info['score']={info['score']}: expected a finite number"
             )
         _check_texts(name, info)
+
+
+def _is_anchor(anchor: Any) -> bool:
+    try:
+        hash(anchor)  # a tuple may hold what has none
+    except TypeError:
+        return isinstance(anchor, np.ndarray) or is_text_and_picture(anchor)
+    return isinstance(anchor, str | bytes | int | tuple)
+
+
+def _check_tools(name: str, tools: Iterable[Any]) -> None:
+    try:
+        text = json.dumps(tools, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = None
+    if text is None or not all(isinstance(tool, dict) for tool in tools):
+        raise TypeError(
+            f"environment {name!r} gave info['tools']={_shown(tools)}: expected a list of "
+            "dictionaries that JSON can hold"
+        )
+    _check_text(name, "info['tools']", text)
 
 
 def _check_texts(name: str, info: Mapping[str, Any]) -> None:
@@ -112,17 +148,30 @@ def _check_texts(name: str, info: Mapping[str, Any]) -> None:
                 "it: expected strings"
             )
         _check_text(name, "an admissible action", action)
-    _check_text(name, "the task", info.get("task", ""))
+    for key in ("anchor", *_INFO_KINDS):
+        if isinstance(info.get(key), str):
+            _check_text(name, f"info[{key!r}]", info[key])
 
 
-def check_rewards(name: str, rewards: Any) -> dict[Any, float]:
+def check_rewards(name: str, rewards: Any, acted: Iterable[Any]) -> dict[Any, float]:
     """Return the rewards as floats.
+
+    Args:
+        name: The environment.
+        rewards: What it gave, by agent.
+        acted: The agents whose actions it was given.
 
     Raises:
         TypeError: A reward is no number.
-        ValueError: A reward is not finite.
+        ValueError: A reward is not finite, or an agent that acted has none.
     """
     _check_by_agent(name, "rewards", rewards)
+    for agent in acted:
+        if agent not in rewards:
+            raise ValueError(
+                f"environment {name!r} gave no reward to {agent!r}, which acted: expected a number "
+                "for every agent that did, 0.0 where it earned nothing"
+            )
     earned = {}
     for agent, reward in rewards.items():
         if not isinstance(reward, SupportsFloat):
@@ -139,13 +188,24 @@ def check_rewards(name: str, rewards: Any) -> dict[Any, float]:
     return earned
 
 
-def check_flags(name: str, flags: Iterable[tuple[str, Any]]) -> None:
+def check_flags(name: str, what: str, flags: Any) -> None:
     """Check that the flags which end an episode are flags: any text would count as true.
+
+    Args:
+        name: The environment.
+        what: "terminated" or "truncated".
+        flags: Its flags, by agent, and that of all agents under `ALL_AGENTS`.
 
     Raises:
         TypeError: One is not.
+        ValueError: There is none of all agents.
     """
-    for what, flag in flags:
+    _check_by_agent(name, what, flags)
+    if ALL_AGENTS not in flags:
+        raise ValueError(
+            f"environment {name!r} gave {what}={_shown(flags)}: expected a flag for {ALL_AGENTS!r}"
+        )
+    for flag in flags.values():
         is_number = isinstance(flag, int | np.integer) and flag in (0, 1)
         if not isinstance(flag, _FLAG) and not is_number:
             raise TypeError(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.env_runner import Played
 from rllib_gigpo.rollout_types import Episode
 from rllib_gigpo.rows import agent_episodes
+from rllib_gigpo.weight_sync import never_trained
+
+# From an agent to the pool that its returns are compared in; None where nobody learns from them.
+PoolOf = Callable[[Any], Hashable | None]
 
 
 @dataclass(frozen=True)
@@ -86,30 +91,52 @@ class Collected:
             rounds=self.rounds + other.rounds,
         )
 
-    def uniform_groups(self) -> list[int]:
+    def uniform_groups(self, pool_of: PoolOf = str) -> list[int]:
         """Return the groups whose episodes all have the same return, in order.
 
-        Their episode advantages are 0 (DAPO, arXiv 2503.14476, Sec. 3.2). In a team every agent's
-        returns must be the same.
-        """
-        returns: dict[int, set[tuple]] = defaultdict(set)
-        for episode in self.episodes:
-            found = tuple((str(agent), e.get_return()) for agent, e in agent_episodes(episode))
-            returns[episode.custom_data["group"]].add(found)
-        return sorted(group for group, found in returns.items() if len(found) == 1)
+        Their episode advantages are 0 (DAPO, arXiv 2503.14476, Sec. 3.2).
 
-    def uniform_share(self) -> float | None:
+        Args:
+            pool_of: Whose returns are compared, see `pools`; by default every agent's own.
+        """
+        returns: dict[int, dict[Hashable, set[float]]] = {}
+        for episode in self.episodes:
+            pools = returns.setdefault(episode.custom_data["group"], defaultdict(set))
+            for agent, single in agent_episodes(episode):
+                pool = pool_of(agent)
+                if pool is not None:
+                    pools[pool].add(single.get_return())
+        return sorted(
+            group
+            for group, pools in returns.items()
+            if all(len(found) == 1 for found in pools.values())
+        )
+
+    def uniform_share(self, pool_of: PoolOf = str) -> float | None:
         """Return the share of uniform groups; None where an episode is a group of its own."""
         groups = {episode.custom_data["group"] for episode in self.episodes}
         if len(self.episodes) == len(groups):
             return None
-        return len(self.uniform_groups()) / len(groups)
+        return len(self.uniform_groups(pool_of)) / len(groups)
 
-    def choose(self, num_groups: int) -> Collected:
+    def choose(self, num_groups: int, pool_of: PoolOf = str) -> Collected:
         """Leave uniform groups out; the first of them fill what is missing to `num_groups`."""
-        uniform = self.uniform_groups()
+        uniform = self.uniform_groups(pool_of)
         informative = len({e.custom_data["group"] for e in self.episodes}) - len(uniform)
         return replace(self, left_out=tuple(uniform[max(0, num_groups - informative) :]))
+
+
+def pools(config: GiGPOConfig) -> PoolOf:
+    """Return whose returns are compared: an agent's own, or a policy's; those that are trained."""
+    untrained, policy_of = never_trained(config), config.module_of
+
+    def pool_of(agent: Any) -> str | None:
+        policy = policy_of(agent)
+        if policy in untrained:
+            return None
+        return policy if config.normalize_over == "policy" else str(agent)
+
+    return pool_of
 
 
 def collect(reports: Sequence[Played]) -> Collected:

@@ -13,6 +13,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from gymnasium.spaces import Box, Dict, Text
@@ -214,6 +215,9 @@ def check_types(make: Make, policy: Policy) -> None:
             _fail("an info that was handed out changed afterwards")
         for turn in turns:
             _check_turn_types(turn)
+        for before, after in pairwise(turns):
+            if not set(before.acting) <= set(after.rewards):
+                _fail("an agent that acted got no reward, not even 0.0")
         last = turns[-1]
         if not set(last.observations) == set(last.rewards) == set(player.agents):
             _fail("the last step must give every agent an observation and a reward")
@@ -300,7 +304,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def _same_for_all(turn: Turn, action: str) -> Actions:
-    return dict.fromkeys(turn.observations, action)
+    return dict.fromkeys(turn.acting, action)
 
 
 def _anchors(turn: Turn) -> list[str | bytes]:
@@ -331,8 +335,9 @@ def _check_turn_types(turn: Turn) -> None:
         _fail("an info without an observation")
     for info in turn.infos.values():
         for key in info.keys() & INFO_TYPES.keys():
-            if type(info[key]) is not INFO_TYPES[key]:
-                _fail(f"info[{key!r}] is {info[key]!r}, not a {INFO_TYPES[key].__name__}")
+            if type(info[key]) not in INFO_TYPES[key]:
+                kinds = " or ".join(kind.__name__ for kind in INFO_TYPES[key])
+                _fail(f"info[{key!r}] is {info[key]!r}, not a {kinds}")
         for action in info.get("admissible_actions", []):
             if not isinstance(action, str):
                 _fail(f"admissible action {action!r} is not a str")

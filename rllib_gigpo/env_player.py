@@ -24,14 +24,17 @@ Make = Callable[[], Any]
 Actions = dict[str, str]
 
 SEEDS = (0, 1, 2)
-INFO_TYPES = {
-    "task": str,
-    "task_id": str,
-    "anchor": str,
-    "admissible_actions": list,
-    "is_action_valid": bool,
-    "won": bool,
-    "score": float,
+INFO_TYPES: dict[str, tuple[type, ...]] = {
+    "task": (str,),
+    "task_id": (str,),
+    "task_type": (str,),
+    "anchor": (str, bytes, int, tuple),
+    "admissible_actions": (list,),
+    "is_action_valid": (bool,),
+    "won": (bool,),
+    "score": (float,),
+    "event": (str, type(None)),
+    "tools": (list,),
 }
 
 
@@ -43,6 +46,12 @@ class Turn(NamedTuple):
     is_terminated: bool
     is_truncated: bool
     infos: dict[str, dict[str, Any]]
+    ended: tuple[str, ...] = ()
+
+    @property
+    def acting(self) -> dict[str, Any]:
+        """The observations of the agents that act next: not of those that ended before the team."""
+        return {a: seen for a, seen in self.observations.items() if a not in self.ended}
 
     @property
     def is_last(self) -> bool:
@@ -78,7 +87,9 @@ class Player:
         """Take one step of the environment."""
         if self.is_multi_agent:
             observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
-            return Turn(observations, rewards, terminateds["__all__"], truncateds["__all__"], infos)
+            over = terminateds["__all__"], truncateds["__all__"]
+            ended = tuple(a for a in self.agents if terminateds.get(a) or truncateds.get(a))
+            return Turn(observations, rewards, *over, infos, ended)
         observation, reward, terminated, truncated, info = self.env.step(actions["agent"])
         return Turn(
             {"agent": observation}, {"agent": reward}, terminated, truncated, {"agent": info}
@@ -96,7 +107,7 @@ class Player:
         rng = random.Random(seed)
         return lambda turn: {
             agent: policy(self.env, observation, turn.infos.get(agent, {}), rng)
-            for agent, observation in turn.observations.items()
+            for agent, observation in turn.acting.items()
         }
 
     def episode(self, seed: int, policy: Policy, max_steps: int = 15) -> list[Turn]:

@@ -26,6 +26,7 @@ from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.published import Published, check_held, serve
 from rllib_gigpo.games import Game
+from rllib_gigpo.in_time import call_in_time
 from rllib_gigpo.metrics import episode_metrics
 from rllib_gigpo.models import (
     load_generation_config,
@@ -102,8 +103,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         except Exception as error:
             if not self.worker_index:
                 raise
-            # Raised in an actor, it would reach nobody: `GiGPO.setup` asks for it.
-            self.env_error = _told(error)
+            # Raised in an actor, it would reach nobody: `GiGPO.setup` asks for it. Where it
+            # happened stands in the log.
+            _LOG.exception("an environment could not be made")
+            self.env_error = str(error)
 
     @property
     def engine(self) -> Engine:
@@ -127,16 +130,19 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Build one environment now, so that a broken one shows at start-up.
 
         Raises:
-            RuntimeError: It cannot be made.
+            RuntimeError: It cannot be made, or takes longer than `start_timeout_s`.
         """
         try:
-            game = self._new_game()
+            game, self._spaces = call_in_time(
+                self._first_game,
+                self.config.start_timeout_s,
+                in_thread=self.config.step_threads > 0,
+            )
         except (Exception, SystemExit) as error:
             raise RuntimeError(
                 f"environment {self._spec.name!r} could not be made: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        self._spaces = game.spaces()
         self._idle.append(game)
 
     @override(EnvRunner)
@@ -248,6 +254,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             return self._idle.pop()
         except IndexError:
             return self._new_game()
+
+    def _first_game(self) -> tuple[Game, tuple[Any, Any]]:
+        game = self._new_game()
+        return game, game.spaces()
 
     def _new_game(self) -> Game:
         game = Game(self._spec.make(self.config.env_config), self._spec.name)

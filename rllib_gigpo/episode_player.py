@@ -158,7 +158,7 @@ class EpisodePlayer:
             recorder.step(
                 observations={agent: prompts.get(agent, _NOTHING).ids for agent in seen},
                 actions={agent: completions[agent].token_ids for agent in actions},
-                rewards={**dict.fromkeys(actions, 0.0), **outcome.rewards},
+                rewards=outcome.rewards,
                 infos={agent: self._record(agent, prompts) for agent in seen},
                 terminated=self.game.terminated,
                 truncated=self.game.truncated,

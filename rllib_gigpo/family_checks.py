@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _SILENT = {
     "omega": 0.0,
     "episode_weight": 1.0,
+    "gamma": 0.95,
     "lambda_": 1.0,
     "group_mean_over": "episodes",
     "history_length": 2,
@@ -139,3 +140,13 @@ def _check_anchor(config: GiGPOConfig) -> Iterator[str]:
         yield (
             f"anchor_encoder with anchor={config.anchor!r} has no effect: set anchor='embedding'"
         )
+    for setting, silent, readers in (
+        ("similarity_threshold", 0.9, ("similarity", "embedding")),
+        ("similarity_measure", "rapidfuzz", ("similarity",)),
+    ):
+        value = getattr(config, setting)
+        if config.anchor not in readers and value != silent:
+            yield (
+                f"{setting}={value!r} with anchor={config.anchor!r} has no effect: leave it at "
+                f"{silent!r}, or set anchor='similarity'"
+            )

@@ -6,6 +6,7 @@ A `Game` speaks in dicts keyed by agent id; a single-agent environment has the o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_gigpo.answers import (
+    ALL_AGENTS,
     check_flags,
     check_infos,
     check_observations,
@@ -105,29 +107,28 @@ class Game:
         Raises:
             TypeError: Something that the environment answers is of the wrong type, see
                 `rllib_gigpo.answers`.
-            ValueError: A reward or score is not finite, or a text has no UTF-8 form.
+            ValueError: A reward or score is not finite, an agent that acted has no reward, or a
+                text has no UTF-8 form.
         """
         answer = self.env.step(dict(actions) if self.is_team else actions[SOLO_AGENT])
         parts = "observation, reward, terminated, truncated, info"
         check_parts(self.name, "step", answer, parts)
         observations, rewards, terminated, truncated, infos = answer
-        if self.is_team:
-            ends = (terminated["__all__"], truncated["__all__"])
-            acting = {
-                agent: observation
-                for agent, observation in observations.items()
-                if not terminated.get(agent) and not truncated.get(agent)
-            }
-        else:
-            ends = (terminated, truncated)
+        if not self.is_team:
             observations, infos = {SOLO_AGENT: observations}, {SOLO_AGENT: infos}
-            acting = dict(observations)
             rewards = {SOLO_AGENT: rewards}
-        check_flags(self.name, zip(("terminated", "truncated"), ends, strict=True))
+            terminated, truncated = {ALL_AGENTS: terminated}, {ALL_AGENTS: truncated}
+        check_flags(self.name, "terminated", terminated)
+        check_flags(self.name, "truncated", truncated)
         check_observations(self.name, observations)
         check_infos(self.name, infos)
-        earned = check_rewards(self.name, rewards)
-        self.terminated, self.truncated = map(bool, ends)
+        earned = check_rewards(self.name, rewards, actions)
+        acting = {
+            agent: observation
+            for agent, observation in observations.items()
+            if not terminated.get(agent) and not truncated.get(agent)
+        }
+        self.terminated, self.truncated = bool(terminated[ALL_AGENTS]), bool(truncated[ALL_AGENTS])
         self._last_infos.update(infos)
         return Outcome(dict(observations), earned, dict(infos), acting)
 
@@ -199,15 +200,24 @@ class SoloRecorder:
 
 
 class TeamRecorder:
-    """Fills a MultiAgentEpisode."""
+    """Fills a MultiAgentEpisode.
+
+    All that an agent earns counts in one of its steps: what it earns before its first one in that,
+    what it earns between two of them in the earlier one, and what it earns after its last one, be
+    it that it has ended by itself, in the last. RLlib would lose the first and the last.
+    """
 
     def __init__(self, policy_of: Callable[[Any], str]):
         self.episode = MultiAgentEpisode(
             agent_to_module_mapping_fn=lambda agent_id, episode, **_: policy_of(agent_id)
         )
+        self._shown: set[Any] = set()
+        self._waiting: set[Any] = set()
+        self._early: defaultdict[Any, float] = defaultdict(float)
 
     def start(self, observations: Mapping, infos: Mapping) -> None:
         """Record the reset."""
+        self._shown = set(observations)
         self.episode.add_env_reset(observations=dict(observations), infos=dict(infos))
 
     def step(
@@ -222,12 +232,33 @@ class TeamRecorder:
         extras: Mapping[Any, Mapping],
     ) -> None:
         """Record one step of all agents that acted."""
+        stepping = self._waiting | set(actions)
+        # One that has ended by itself may still be shown something: nothing that it acts on.
+        told = [a for a in observations if a in stepping or a not in self._shown]
         self.episode.add_env_step(
-            observations=dict(observations),
+            observations={agent: observations[agent] for agent in told},
             actions=dict(actions),
-            rewards=dict(rewards),
-            infos=dict(infos),
+            rewards=self._credited(rewards, actions, stepping),
+            infos={agent: infos[agent] for agent in told},
             terminateds={"__all__": terminated},
             truncateds={"__all__": truncated},
             extra_model_outputs={agent: dict(extra) for agent, extra in extras.items()},
         )
+        self._shown |= set(told)
+        self._waiting = stepping - set(told)
+
+    def _credited(
+        self, rewards: Mapping[Any, float], actions: Mapping[Any, Any], stepping: set[Any]
+    ) -> dict[Any, float]:
+        """Return the rewards of steps that are going on; the others go where they belong."""
+        for agent in rewards.keys() - stepping:
+            single = self.episode.agent_episodes.get(agent)
+            if single is not None and len(single) > 0:
+                last = single.rewards[-1] + rewards[agent]
+                single.set_rewards(new_data=last, at_indices=-1)
+            else:
+                self._early[agent] += rewards[agent]
+        credited = {agent: rewards.get(agent, 0.0) for agent in stepping}
+        for agent in actions:
+            credited[agent] += self._early.pop(agent, 0.0)
+        return credited

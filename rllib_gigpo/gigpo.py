@@ -28,7 +28,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
-from rllib_gigpo.collect import Collected, token_counts
+from rllib_gigpo.collect import Collected, pools, token_counts
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.env_runner import LLMEnvRunner
 from rllib_gigpo.group_player import GroupPlayer, local_runner
@@ -226,7 +226,7 @@ class GiGPO(WholeCheckpoints):
             found["num_env_steps_sampled"],
             reduce="lifetime_sum",
         )
-        uniform_share = collected.uniform_share()
+        uniform_share = collected.uniform_share(pools(self.config))
         if uniform_share is not None:
             place = (ENV_RUNNER_RESULTS, "uniform_group_share")
             self.metrics.log_value(place, uniform_share, window=1)

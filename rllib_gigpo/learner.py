@@ -62,6 +62,7 @@ PHASES = ("old_logp", "ref_logp", "advantages", "update")
 _STATE_KEY = "gigpo_optimizer_steps"
 _KL_KEY = "gigpo_kl_coeffs"
 _LR_KEY = "gigpo_lr_factor"
+_SKIPPED_KEY = "gigpo_skipped_in_a_row"
 
 
 class GiGPOTorchLearner(GroupedLearner):
@@ -443,13 +444,15 @@ class GiGPOTorchLearner(GroupedLearner):
             _STATE_KEY: dict(self._optimizer_steps),
             _KL_KEY: dict(self._kl_coeffs),
             _LR_KEY: self._lr_factor,
+            _SKIPPED_KEY: dict(self._skipped_in_a_row),
         }
 
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
-        super().set_state(state)
+        """Take over a state; which policies are trained is for the settings of this run to say."""
+        super().set_state({k: v for k, v in state.items() if k != "should_module_be_updated"})
         if _STATE_KEY in state:
             self._optimizer_steps = dict(state[_STATE_KEY])
         self._kl_coeffs = dict(state.get(_KL_KEY, self._kl_coeffs))
         self._lr_factor = state.get(_LR_KEY, self._lr_factor)
+        self._skipped_in_a_row = dict(state.get(_SKIPPED_KEY, self._skipped_in_a_row))

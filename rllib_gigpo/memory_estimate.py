@@ -150,26 +150,33 @@ def estimate(
         )
     text: Any = config.get_text_config()
     outline = _outline(config)
-    shards = plan.num_learners if plan.sharding == "fsdp" else 1
+    is_sharded = plan.sharding == "fsdp"
+    shards = plan.num_learners if is_sharded else 1
+    # A sharded model gathers narrow weights, and the base of an adapter may be narrow: autocast
+    # makes copies of neither.
+    is_narrow = plan.dtype == "bfloat16" and (
+        is_sharded or (plan.lora_parameters is not None and plan.base_dtype == "bfloat16")
+    )
     held = _held(outline, plan)
     parts = {name: math.ceil(size / shards) for name, size in held.items()}
     rows = max(1, plan.micro_batch_tokens // plan.sequence_tokens)
     found = passes(
-        lambda: _model(config),
+        lambda: _model(config, torch.bfloat16 if is_narrow else torch.float32),
         Rows(rows, plan.sequence_tokens, sight if plan.pictures else None, plan.pictures),
         bf16=plan.dtype == "bfloat16",
         recompute=plan.activation_checkpointing,
         freeze=plan.freeze_vision_tower or plan.lora_parameters is not None,
     )
+    bodies = 1 + plan.with_critic_model
     gathered: dict[str, int] = {}
     if shards > 1:
         # All outside the layers, and the layer at work with the one that is being fetched.
         width = _width(plan.dtype)
-        gathered = {"gathered weights": (outline.outside + 2 * outline.layer) * width}
-    # Autocast keeps the narrow copies of the weights to the end of a pass; a sharded model gathers
-    # narrow ones.
-    copies = outline.parameters * _BF16 if plan.dtype == "bfloat16" and shards == 1 else 0
-    kept = found.kept
+        gathered = {"gathered weights": (bodies * outline.outside + 2 * outline.layer) * width}
+    # Autocast keeps the narrow copies of the weights to the end of a pass.
+    copies = outline.parameters * _BF16 if plan.dtype == "bfloat16" and not is_narrow else 0
+    # Policy and critic both wait for the backward pass of their common loss.
+    kept = bodies * found.kept
     if plan.activation_checkpointing:
         kept += max(copies, found.scored)
     pixels = {"pictures": found.pictures} if plan.pictures else {}
@@ -233,7 +240,7 @@ class _Outline:
 
 def _outline(config: PreTrainedConfig) -> _Outline:
     with FakeTensorMode():
-        model = _model(config)
+        model = _model(config, torch.float32)
         layers = [sum(p.numel() for p in layer.parameters()) for layer in repeated_layers(model)]
         sizes = [p.numel() for p in model.parameters()]
         vision = sum(
@@ -267,8 +274,8 @@ def _held(outline: _Outline, plan: Plan) -> dict[str, int]:
     return held
 
 
-def _model(config: PreTrainedConfig) -> Any:
-    return class_for(config).from_config(config, dtype=torch.float32).eval()
+def _model(config: PreTrainedConfig, dtype: torch.dtype) -> Any:
+    return class_for(config).from_config(config, dtype=dtype).eval()
 
 
 def _width(dtype: str) -> int:

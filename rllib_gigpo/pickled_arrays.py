@@ -6,12 +6,14 @@ given bytes, or a dtype whose flags are set by `BUILD`, are pointers of the forg
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-_KINDS = "biufcSU"
+# One number or one fixed text: NumPy reads "i8,O" as fields, and "O" is a pointer.
+_PLAIN_DTYPE = re.compile(r"[<>=|]?[biufcSU]\d{1,9}")
 
 
 class PickledDtype:
@@ -34,11 +36,14 @@ class PickledDtype:
         """The dtype.
 
         Raises:
-            ValueError: It is one of objects or of fields.
+            ValueError: It is one of objects, of fields, of several numbers or of nothing.
         """
-        if not isinstance(self._spec, str) or self._spec.strip("<>=|")[:1] not in tuple(_KINDS):
+        if not isinstance(self._spec, str) or not _PLAIN_DTYPE.fullmatch(self._spec):
             raise ValueError(f"an array of {self._spec!r}")
-        return np.dtype(self._spec).newbyteorder(self._order)
+        found = np.dtype(self._spec).newbyteorder(self._order)
+        if found.itemsize == 0:  # so that any number of them has no bytes
+            raise ValueError(f"an array of {self._spec!r}")
+        return found
 
 
 class PickledArray(np.ndarray):

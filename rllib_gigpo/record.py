@@ -129,15 +129,15 @@ def load_examples(path: str | Path) -> list[Example]:
     """Read what `save_examples` wrote; where `ends_turn` is missing, it is true.
 
     Raises:
-        ValueError: A line is no such object; its number is named.
+        ValueError: A line is no such object, or its picture no PNG file; its number is named.
     """
     examples = []
     gallery: dict[str, Picture] = {}
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:  # so that bytes that are no UTF-8 have a line too
         for number, line in enumerate(file, start=1):
             try:
-                examples.append(_parse(json.loads(line), gallery))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                examples.append(_parse(json.loads(line.decode()), gallery))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'messages' and 'response' "
                     f"({type(error).__name__}: {error})"
@@ -152,13 +152,24 @@ def _parse(row: Any, gallery: dict[str, Picture]) -> Example:
     for message in messages:
         if not isinstance(message["role"], str) or not isinstance(message["content"], str):
             raise TypeError("'role' and 'content' of a message are to be texts")
-    for png in row.get("pictures", {}).values():
-        picture = picture_of_png(png)
+    pictures = row.get("pictures", {})
+    if not isinstance(pictures, dict):
+        raise TypeError("'pictures' is to be an object of names and PNG files in base64")
+    for name, png in pictures.items():
+        picture = _picture(name, png)
         gallery[picture.name] = picture
     shown = {
         name: gallery[name] for message in messages for name in names_of_marks(message["content"])
     }
     return Example(messages, response, bool(row.get("ends_turn", True)), shown)
+
+
+def _picture(name: str, png: Any) -> Picture:
+    try:
+        return picture_of_png(png)
+    except Exception as error:  # Pillow's readers raise of any kind
+        told = f"picture {name!r} is no PNG file in base64 ({type(error).__name__}: {error})"
+        raise ValueError(told) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -112,6 +112,17 @@ def get_env_spec(name: str) -> LLMEnvSpec:
     return spec
 
 
+def is_registered(name: str) -> bool:
+    """Whether a name is one of this process, of a plug-in or of gymnasium.
+
+    Such a name imports nothing that is not installed or registered as an environment; `module:name`
+    and schemes do, apart from `gym:` with an id that gymnasium knows.
+    """
+    known = name in _registered or _announced_spec(name) is not None
+    is_plain = ":" not in name and (name in _plugins() or name in gym.registry)
+    return known or is_plain or name.removeprefix("gym:") in gym.registry
+
+
 def load_object(path: str) -> Any:
     """Import what `module:attribute` names.
 

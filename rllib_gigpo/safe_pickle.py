@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rllib_gigpo.pickled_arrays import stand_in
 
@@ -65,7 +66,24 @@ class Unknown:
         return type(self)()
 
 
-class _Unpickler(pickle.Unpickler):
+# Python's reader that is written in Python: that in C does not ask before it sets a state.
+_Reader: Any = pickle._Unpickler  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Unpickler(_Reader):
+    """Makes objects of known names alone, and changes none that was there before."""
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Reader.dispatch)
+
+    def load_build(self) -> None:
+        """Set the state of an object that the pickle has made; classes and functions have none."""
+        made = self.stack[-2]
+        if callable(made) and hasattr(made, "__qualname__"):
+            raise UntrustedPickleError(f"it changes {made.__qualname__} for the whole process")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name on the list stands for, and a kind of `Unknown` for any other."""
         if (ours := stand_in(module, name)) is not None:
@@ -77,7 +95,9 @@ class _Unpickler(pickle.Unpickler):
                 found = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError):
                 found = None
-            if getattr(found, "__module__", None) == module:
+            is_made = isinstance(found, type) or inspect.isfunction(found)
+            # An instance would be the process's own, to be changed by what follows in the pickle.
+            if is_made and found.__module__ == module:
                 return found
         return type("Unknown", (Unknown,), {"name": f"{module}.{name}"})
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ray import cloudpickle
 
-from rllib_gigpo.collect import Collected
+from rllib_gigpo.collect import Collected, pools
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.rollout_types import GroupTask
 from rllib_gigpo.seeding import derive_seed
@@ -54,17 +54,17 @@ class Sampler:
         """
         config = self.config
         collected = self._play(training_tasks(config, iteration))
-        played = config.num_groups
+        played, pool_of = config.num_groups, pools(config)
         if config.dynamic_sampling:
             for _ in range(config.max_sampling_rounds - 1):
-                useless = len(collected.dropped) + len(collected.uniform_groups())
+                useless = len(collected.dropped) + len(collected.uniform_groups(pool_of))
                 missing = config.num_groups - (played - useless)
                 if missing <= 0:
                     break
                 more = training_tasks(config, iteration, first=played, count=missing)
                 collected = collected.joined(self._play(more))
                 played += missing
-            collected = collected.choose(config.num_groups)
+            collected = collected.choose(config.num_groups, pool_of)
         collected.check(played, config.max_dropped_share)
         return collected
 

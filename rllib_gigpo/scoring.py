@@ -92,7 +92,8 @@ def score_next_states(
     if "next_prompt_ids" not in rows:
         return found
     prompts = rows["next_prompt_ids"]
-    asked = [row for row, ids in enumerate(prompts) if ids is not None and len(ids) > 0]
+    has_next = [ids is not None and len(ids) > 0 for ids in prompts]
+    asked = np.flatnonzero(has_next)
     # A value is read before the first response token, so any token does.
     anything = [np.zeros(1, dtype=np.int32)] * len(asked)
     images = rows["next_images"][asked] if "next_images" in rows else None
@@ -100,7 +101,7 @@ def score_next_states(
         for micro_batch in in_step(pack(prompts[asked], anything, token_budget, images)):
             values = module.score(micro_batch, values=True).values
             assert values is not None
-            found[np.array(asked)[micro_batch.rows.numpy()]] = values[:, 0].cpu().numpy()
+            found[asked[micro_batch.rows.numpy()]] = values[:, 0].cpu().numpy()
     return found
 
 

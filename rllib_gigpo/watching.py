@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+from collections.abc import Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ class Watchdog(RLlibCallback):
         """
         recorder = self._algorithm.recorder
         if not self._history and recorder is not None:
-            self._history = [seen(line) for line in recorder.lines()]
+            self._go_on([line for line in recorder.lines() if line["iteration"] <= iteration])
         while self._history and self._history[-1]["iteration"] > iteration:
             self._history.pop()
         if self._rolls_back:
@@ -86,6 +87,17 @@ class Watchdog(RLlibCallback):
                 self._best.save(self._algorithm, iteration)
             except CheckpointError as error:
                 _LOG.error("iteration %d: its weights are not kept: %s", iteration, error)
+
+    def _go_on(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Remember what earlier processes of the run have seen and told."""
+        self._history = [seen(line) for line in lines]
+        if lines:
+            self.num_alarms = int((lines[-1].get("watchdog") or {}).get("num_alarms", 0))
+        config = self._algorithm.config
+        # What asks for more than a warning asks for it until it has been done.
+        if config.on_collapse == "warn":
+            found = find_alarms(self._history, self._limits, config.watch_signals)
+            self._known = {alarm.key for alarm in found}
 
     def on_train_result(
         self, *, algorithm: Any, metrics_logger: Any = None, result: dict, **kwargs: Any

@@ -86,6 +86,7 @@ PromptTokens = Annotated[int | None, typer.Option(help="limit of a prompt of the
 ResponseTokens = Annotated[int | None, typer.Option(help="limit of a response of the model")]
 MaxSteps = Annotated[int | None, typer.Option(help="steps after which the episode is cut off")]
 Trust = Annotated[bool, typer.Option("--trust-checkpoint", help=parsers.TRUST)]
+TrustRun = Annotated[bool, typer.Option("--trust-run", help=parsers.TRUST_RUN)]
 
 
 def main() -> None:
@@ -249,30 +250,27 @@ def replay(
     max_response_tokens: ResponseTokens = None,
     max_steps: MaxSteps = None,
     trust: Trust = False,
+    trust_run: TrustRun = False,
 ) -> None:
     """Re-create a recorded episode, and go on from one of its steps."""
     with told():
-        import json
-
         from rllib_gigpo.commands import open_env
-        from rllib_gigpo.playing.replay import check_start, load_episode
+        from rllib_gigpo.playing.replay import check_start, load_episode, recorded_env
         from rllib_gigpo.playing.replay import replay as replay_episode
         from rllib_gigpo.playing.screen import Screen
 
         recorded = load_episode(file, group=group, member=member)
         check_start(recorded, start)
-        name = env or recorded.run.get("env")
-        if not isinstance(name, str):
-            raise ValueError(f"{file} lies in no run folder: say --env and --env-config")
-        settings = env_config or json.dumps(recorded.run.get("env_config") or {})
-        opened = open_env(name, settings, profile)
+        world = recorded_env(recorded, file, env, env_config, trust=trust_run)
+        opened = open_env(*world, profile)
         wishes = _Wishes(
             player, model, seed, temperature, max_prompt_tokens, max_response_tokens, trust
         )
-        screen, known = Screen(), recorded.run.get("settings") or {}
+        known = recorded.run.get("settings")
+        screen = Screen()
         screen.line(f"re-creating {start} of {recorded.length} steps (seed {recorded.seed}) ...")
         episode = partial(replay_episode, recorded, start=start, max_steps=max_steps)
-        _show(episode, opened, wishes, known, screen)
+        _show(episode, opened, wishes, known if isinstance(known, dict) else {}, screen)
 
 
 @dataclass(frozen=True)

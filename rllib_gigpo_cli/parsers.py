@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 _ENV = "name of an environment, gymnasium id, or module:Class"
-TRUST = "unpickle the checkpoint, which runs what its author put into it; for classes of one's own"
+_RUNS = "which runs what its author put into it"
+TRUST = f"unpickle the checkpoint and make the environment it names, {_RUNS}; for what is your own"
+TRUST_RUN = f"make whatever environment run.json names, {_RUNS}; for runs of your own"
 _ALSO_MODULES = ("quickstart", "check-env", "record", "sft", "export")
 _OWN_PROFILE = "by default the environment's own"
 

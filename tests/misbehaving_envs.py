@@ -5,6 +5,9 @@ The tests play it in their own process, so that what it is told can stand on the
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -62,7 +65,9 @@ class Misbehaving(KeyDoor):
 
     def close(self):
         for child in self.children:
-            child.kill()
+            # Each leads a group, which holds what it has started itself.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             child.wait()
         self._at("close", None)
 
@@ -125,7 +130,8 @@ def never_ends(env: Misbehaving, answer: tuple) -> tuple:
 
 def child_dies(env: Misbehaving, answer: Any) -> Any:
     """Ask a simulator in a process of its own, which is dead by now."""
-    env.children.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    env.children.append(subprocess.Popen(["cat"], start_new_session=True, **pipes))
     env.children[-1].kill()
     env.children[-1].wait()
     pipe = env.children[-1].stdin
@@ -137,7 +143,16 @@ def child_dies(env: Misbehaving, answer: Any) -> Any:
 
 def forks_many(env: Misbehaving, answer: Any) -> Any:
     """Start processes at every step until the machine's patience ends."""
-    env.children += [subprocess.Popen(["sleep", "600"]) for _ in range(8)]
+    for _ in range(8):
+        env.children.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
     if len(env.children) > 8:
         raise BlockingIOError(11, "Resource temporarily unavailable")
     return answer
+
+
+def child_forks_on(env: Misbehaving, answer: Any) -> Any:
+    """Start one process that goes on starting processes, until the machine's patience ends."""
+    spawn = "while :; do sleep 600 & sleep 0.02; done"
+    env.children.append(subprocess.Popen(["sh", "-c", spawn], start_new_session=True))
+    time.sleep(0.15)
+    raise BlockingIOError(11, "Resource temporarily unavailable")

@@ -41,15 +41,21 @@ def tiny_config(**training: Any) -> GiGPOConfig:
 
 
 def build_learner(config: GiGPOConfig | None = None, **training: Any) -> GiGPOTorchLearner:
-    """A learner in this process, without Ray."""
+    """A learner in this process, without Ray; `gradient` tells what its last step took."""
+    learner = bare_learner(config, **training)
+    if DEFAULT_MODULE_ID in learner.module:
+        _keep_gradients(learner)
+    return learner
+
+
+def bare_learner(config: GiGPOConfig | None = None, **training: Any) -> GiGPOTorchLearner:
+    """The same without a copy of its gradients."""
     config = (config or tiny_config()).copy(copy_frozen=False).training(**training)
     config.validate()
     learner = config.build_learner(
         spaces=dict.fromkeys(config.module_ids, (TextSpace(), TextSpace()))
     )
     assert isinstance(learner, GiGPOTorchLearner)
-    if DEFAULT_MODULE_ID in learner.module:
-        _keep_gradients(learner)
     return learner
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllib_gigpo import GiGPOConfig
+from rllib_gigpo.advantages import settings_of
 from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.presets import PRESETS, get_preset
@@ -41,10 +42,15 @@ MODELS = {
 LORA = LoRASettings(rank=64, alpha=64.0)
 LORA_TRAINING = {"lr": 3e-6, "kl_coeff": 0.0}
 
+# Steps of environments that wait for servers, at once in each EnvRunner.
+SERVER_THREADS = 64
+
 # What is GiGPO's alone: the environment's values of these are not another algorithm's.
 _OF_GIGPO = ("omega", "f_norm", "gamma", "anchor", "similarity_threshold")
 # What decides how much is played: the environment's number of episodes stays the same.
 _OF_GROUPS = ("num_groups", "group_size")
+# Arguments of vLLM engines, with their defaults.
+_OF_ENGINES = {"num_engines": 1, "gpus_per_engine": 1.0}
 
 
 def add_choices(parser: argparse.ArgumentParser) -> None:
@@ -77,12 +83,14 @@ def base_config(args: argparse.Namespace, *, model: str) -> GiGPOConfig:
         model: A key of `MODELS`, where `--model` names none.
 
     Raises:
-        ValueError: No algorithm has the name that `--algo` gives.
+        ValueError: No algorithm has the name that `--algo` gives, or an argument of vLLM engines
+            comes without them.
     """
+    check_engine_arguments(args, _OF_ENGINES)
     chosen = args.model or model
     name = MODELS[chosen].name if chosen in MODELS else chosen
     config = GiGPOConfig.preset(args.algo).llm(model=name)
-    if args.lora:
+    if has_adapters(args):
         config.llm(lora=LORA, base_dtype="bfloat16")
     if config.ratio_level == "sequence":
         # Ratio and correction are of one kind.
@@ -92,6 +100,36 @@ def base_config(args: argparse.Namespace, *, model: str) -> GiGPOConfig:
             engine="vllm", num_engines=args.num_engines, engine_num_gpus=args.gpus_per_engine
         )
     return config.debugging(seed=args.seed)
+
+
+def has_adapters(args: argparse.Namespace) -> bool:
+    """Whether adapters are trained: by `--lora`, or by a team's `--policies adapters`."""
+    return args.lora or getattr(args, "policies", None) == "adapters"
+
+
+def check_engine_arguments(args: argparse.Namespace, silent: Mapping[str, Any]) -> None:
+    """Refuse arguments of vLLM engines where another engine generates.
+
+    Args:
+        args: The command line.
+        silent: Names of these arguments, each with its default.
+
+    Raises:
+        ValueError: One of them differs from its default.
+    """
+    if args.engine == "vllm":
+        return
+    for name, default in silent.items():
+        if getattr(args, name) != default:
+            raise ValueError(
+                f"{as_option(name)} {getattr(args, name)} with --engine {args.engine} has no "
+                "effect: leave it out, or use --engine vllm"
+            )
+
+
+def as_option(name: str) -> str:
+    """Return how an argument is typed."""
+    return f"--{name.replace('_', '-')}"
 
 
 def train_as(
@@ -108,6 +146,9 @@ def train_as(
         args: The command line.
         model: As for `base_config`.
         **paper: GiGPO's settings in this environment.
+
+    Raises:
+        ValueError: A flag would make another algorithm, or the algorithm does not read it.
     """
     preset = get_preset(args.algo)
     own = set(preset.settings) - set(_OF_GROUPS)
@@ -118,11 +159,13 @@ def train_as(
         settings |= {"num_groups": paper["num_groups"] * paper["group_size"], "group_size": 1}
     chosen = MODELS.get(args.model or model)
     settings |= {} if chosen is None else dict(chosen.training)
-    settings |= LORA_TRAINING if args.lora else {}
+    settings |= LORA_TRAINING if has_adapters(args) else {}
     flags = {name: getattr(args, name) for name in _OF_GIGPO}
     flags = {name: value for name, value in flags.items() if value is not None}
     _check_flags(preset.name, flags)
-    return config.training(**settings | flags)
+    config.training(**settings | flags)
+    _check_read(config, flags)
+    return config
 
 
 def _check_flags(algo: str, flags: dict[str, Any]) -> None:
@@ -130,7 +173,28 @@ def _check_flags(algo: str, flags: dict[str, Any]) -> None:
     if clash:
         name = clash[0]
         raise ValueError(
-            f"--{name.replace('_', '-')} {flags[name]} with --algo {algo}: {name}="
+            f"{as_option(name)} {flags[name]} with --algo {algo}: {name}="
             f"{PRESETS[algo].settings[name]!r} is what makes this algorithm; leave the flag out, "
             "or use --algo gigpo"
+        )
+
+
+def _check_read(config: GiGPOConfig, flags: Mapping[str, Any]) -> None:
+    read = set(settings_of(config.advantage_estimator))
+    # Without step groups nothing compares states, and GiGPO discounts for them alone.
+    has_step_groups = config.omega > 0 or config.estimator == "hgpo"
+    read |= {"anchor", "similarity_threshold"} if has_step_groups else set()
+    read -= {"gamma"} if config.estimator == "gigpo" and not has_step_groups else set()
+    unread = [name for name in _OF_GIGPO if name in flags and name not in read]
+    if unread:
+        name = unread[0]
+        raise ValueError(
+            f"{as_option(name)} {flags[name]} with --algo {config.algorithm_name} and omega="
+            f"{config.omega:g} has no effect, as no states are compared: leave it out, or use "
+            "--algo gigpo with an omega above 0"
+        )
+    if "similarity_threshold" in flags and config.anchor == "exact":
+        raise ValueError(
+            f"--similarity-threshold {flags['similarity_threshold']} with exact anchors has no "
+            "effect: leave it out, or add --anchor similarity"
         )

@@ -29,22 +29,29 @@ ConfigOf = Callable[[argparse.Namespace], GiGPOConfig]
 
 
 def example_parser(
-    env: str, *, iterations: int, best_return: float, evaluation_interval: int, tasks: int
+    env: str,
+    *,
+    iterations: int,
+    best_return: float | None = None,
+    evaluation_interval: int,
+    tasks: int,
 ) -> argparse.ArgumentParser:
     """Return RLlib's arguments with an environment's defaults, and our own.
 
     Args:
         env: Name of the environment.
         iterations: Training iterations.
-        best_return: Return at which the run stops early.
+        best_return: Mean return at which the run stops early; None where no return says that there
+            is nothing left to learn. `--stop-reward` replaces it.
         evaluation_interval: Iterations between two evaluations.
         tasks: Tasks of an evaluation.
     """
     parser = add_rllib_example_script_args(
-        default_iters=iterations, default_reward=best_return, default_timesteps=NO_STEP_LIMIT
+        default_iters=iterations, default_timesteps=NO_STEP_LIMIT
     )
     parser.set_defaults(
         env=env,
+        stop_reward=best_return,
         evaluation_interval=evaluation_interval,
         evaluation_duration=tasks,
         checkpoint_freq=10,

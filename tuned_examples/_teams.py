@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rllib_gigpo import GiGPOConfig
-from rllib_gigpo.lora import LoRASettings
 
 SHARED = "shared"
 
@@ -24,13 +23,11 @@ def add_team_choices(parser: argparse.ArgumentParser, agents: Sequence[str]) -> 
 
 
 def as_team(config: GiGPOConfig, args: argparse.Namespace, agents: Sequence[str]) -> GiGPOConfig:
-    """Give the agents their policies.
+    """Give the agents their policies; `base_config` and `train_as` know what adapters need.
 
     Raises:
         ValueError: An agent is to be frozen that shares the policy of another.
     """
-    if args.policies == "adapters":
-        config.llm(lora=config.lora or LoRASettings())
     if args.policies == "shared":
         if args.frozen:
             raise ValueError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from _choices import as_option
 from ray import tune
 from ray.rllib.examples.utils import add_rllib_example_script_args
 
@@ -92,7 +93,7 @@ def check_arguments(args: argparse.Namespace, config: GiGPOConfig) -> None:
         config: What the example's `paper_config` returned.
 
     Raises:
-        ValueError: One differs from its default.
+        ValueError: One differs from its default, or `--as-test` has no return to compare with.
     """
     plain = vars(add_rllib_example_script_args().parse_args([]))
     for name, cure in _WITHOUT_EFFECT.items():
@@ -102,6 +103,17 @@ def check_arguments(args: argparse.Namespace, config: GiGPOConfig) -> None:
         raise ValueError(
             f"--env {args.env}, but this example trains on {config.env}: leave it out, or run the "
             "example of that environment"
+        )
+    if args.as_test and args.stop_reward is None:
+        raise ValueError(
+            "--as-test without --stop-reward: this example has no return that every run should "
+            "reach; say which one, as in --stop-reward 0.5"
+        )
+    if args.evaluation_num_env_runners and args.evaluation_interval <= 0:
+        raise ValueError(
+            f"{_as_typed('evaluation_num_env_runners', args)} with "
+            f"{_as_typed('evaluation_interval', args)}, which evaluates nothing: leave out one of "
+            "the two"
         )
     if not args.no_tune:
         return
@@ -118,8 +130,7 @@ def check_arguments(args: argparse.Namespace, config: GiGPOConfig) -> None:
 
 def _as_typed(name: str, args: argparse.Namespace) -> str:
     value = getattr(args, name)
-    option = f"--{name.replace('_', '-')}"
-    return option if value is True else f"{option} {value}"
+    return as_option(name) if value is True else f"{as_option(name)} {value}"
 
 
 def claim(folder: Path, args: argparse.Namespace) -> None:
@@ -173,12 +184,20 @@ def with_arguments(config: GiGPOConfig, args: argparse.Namespace, gpus: float) -
             evaluation_num_env_runners=args.evaluation_num_env_runners,
             evaluation_duration=args.evaluation_duration,
         )
+    else:
+        config.evaluation(evaluation_config=None)
     if args.log_level is not None:
         config.debugging(log_level=args.log_level)
     if args.wandb_key is not None:
         os.environ["WANDB_API_KEY"] = args.wandb_key
         config.recording(trackers=["wandb"])
     return config
+
+
+def stop_at(args: argparse.Namespace) -> dict[str, float]:
+    """Return at what a trial stops, by Tune's names of results."""
+    by_return = {} if args.stop_reward is None else {_RETURN: args.stop_reward}
+    return {"training_iteration": args.stop_iters, _STEPS: args.stop_timesteps, **by_return}
 
 
 def _tuned(config: GiGPOConfig, args: argparse.Namespace, folder: Path) -> float:
@@ -199,11 +218,7 @@ def _tuned(config: GiGPOConfig, args: argparse.Namespace, folder: Path) -> float
             run_config=tune.RunConfig(
                 name="trials",
                 storage_path=str(folder),
-                stop={
-                    "training_iteration": args.stop_iters,
-                    _RETURN: args.stop_reward,
-                    _STEPS: args.stop_timesteps,
-                },
+                stop=stop_at(args),
                 verbose=args.verbose,
                 progress_reporter=tune.CLIReporter(
                     metric_columns=_SHOWN, max_report_frequency=args.tune_max_report_freq

@@ -109,7 +109,15 @@ def policy_of(args) -> Callable[[str], Policy | None]:
     """Return what plays a game for the warm start: its walkthrough where there are any.
 
     They come from `--walkthroughs`, or from a file beside the data; the expert plays without them.
+
+    Raises:
+        ValueError: `--walkthroughs` comes without a warm start on real games.
     """
+    if args.walkthroughs and (args.smoke or not args.cpu_demo):
+        raise ValueError(
+            f"--walkthroughs {args.walkthroughs} without --cpu-demo has no effect: only its warm "
+            "start plays real games by them; leave it out"
+        )
     beside = Path(os.environ.get("ALFWORLD_DATA", ".")) / "walkthroughs.json"
     path = Path(args.walkthroughs) if args.walkthroughs else beside
     if args.smoke or not (args.walkthroughs or path.exists()):

@@ -47,6 +47,11 @@ parser.add_argument(
 
 def paper_config(args) -> GiGPOConfig:
     """Return ALFWorld's settings of the paper (App. E.1), with room for code."""
+    if args.root and not args.python_executable:
+        raise ValueError(
+            f"--root {args.root} without --python-executable has no effect, as the shipped world "
+            "is played: name the interpreter that has appworld, or leave the root out"
+        )
     place = {"python_executable": args.python_executable, "root": args.root}
     world = place if args.python_executable else {"world": "shipped"}
     config = (
@@ -84,7 +89,7 @@ def paper_config(args) -> GiGPOConfig:
 
 def demo_config(args) -> GiGPOConfig:
     """Return the settings of the CPU demo: the shipped world, short episodes."""
-    args.python_executable = None
+    args.python_executable = args.root = None
     config = cut_down(paper_config(args), args)
     return config.environment(env_config={"world": "shipped", "horizon": 4}).llm(
         max_response_tokens=128

@@ -10,8 +10,10 @@ four GPUs with 80 GB, of which two learn and two generate, one engine for each p
 share both models (FSDP) and compute activations again for the backward pass; `rllib-gigpo check
 --gpu-gib 74 tuned_examples/arithmetic_team_gigpo.py ...` says whether an update fits.
 `--policies shared` trains one model in both roles, `--policies adapters` a LoRA adapter for each
-role on one base. `--frozen verifier` trains the solver against a verifier that does not learn.
-`--algo NAME` trains by gigpo, grpo, rloo, ppo, dapo, ...
+role with the settings of the authors' LoRA scripts: with `--sharding=replicate` each learner holds
+one base for both, while learners that share, as here, share a base for each. `--frozen verifier`
+trains the solver against a verifier that does not learn. `--algo NAME` trains by gigpo, grpo, rloo,
+ppo, dapo, ...
 
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop: a supervised warm start of at
 most 64 steps of a half-random expert, then two iterations of 2 groups x 2 episodes.
@@ -34,8 +36,12 @@ from rllib_gigpo.scripted import half_expert
 _AGENTS = ("solver", "verifier")
 _MODEL = "qwen2.5-1.5b"
 
+# The mean over both agents of nearly the most that an episode pays: 1 to the solver and 2 to the
+# verifier, where the first answer is wrong and rejected. One that is right at once pays 1 to each.
+_BEST_RETURN = 1.45
+
 parser = example_parser(
-    "ArithmeticTeam", iterations=100, best_return=2.9, evaluation_interval=5, tasks=128
+    "ArithmeticTeam", iterations=100, best_return=_BEST_RETURN, evaluation_interval=5, tasks=128
 )
 add_team_choices(parser, _AGENTS)
 

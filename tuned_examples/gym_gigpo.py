@@ -9,6 +9,10 @@ CliffWalking, Blackjack and MiniGrid have texts of their own; of any other id, t
 the environment prints (docs/environments/foreign.md). `--env-config '{"kwargs": {"is_slippery":
 false}}'` sets its arguments, `--model qwen2.5-1.5b` another model, `--algo NAME` the algorithm.
 
+It trains for `--stop-iters` iterations: which return cannot be bettered is the environment's to
+know, and `--stop-reward` names one at which to stop. Environments behind `mcp:` and `openenv:` take
+their steps in threads, as they wait for servers.
+
 `... --cpu-demo` does a warm start on random legal moves, which teaches the format, and two
 iterations of 2 groups x 2 episodes; `--smoke` the same.
 
@@ -21,17 +25,17 @@ ice even the best way fails often.
 
 import json
 
-from _choices import base_config, train_as
+from _choices import SERVER_THREADS, base_config, train_as
 from _shared import cut_down, example_parser, run_example
 
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.scripted import random_legal
 
 _MODEL = "tiny"
+# Environments of these names wait for servers.
+_SERVED = ("mcp:", "openenv:")
 
-parser = example_parser(
-    "gym:FrozenLake-v1", iterations=100, best_return=1.0, evaluation_interval=10, tasks=64
-)
+parser = example_parser("gym:FrozenLake-v1", iterations=100, evaluation_interval=10, tasks=64)
 parser.add_argument("--env-config", type=json.loads, default={}, metavar="JSON")
 
 
@@ -48,6 +52,7 @@ def paper_config(args) -> GiGPOConfig:
             temperature=1.0,
             eval_temperature=0.4,
         )
+        .stepping(step_threads=SERVER_THREADS if args.env.startswith(_SERVED) else 0)
     )
     return train_as(
         config,

@@ -33,7 +33,7 @@ by data set, as in `success_rate/nq`; beside them, `repeated_query_share_mean`. 
 short to learn.
 """
 
-from _choices import base_config, train_as
+from _choices import SERVER_THREADS, base_config, train_as
 from _shared import cut_down, example_parser, run_example
 
 from rllib_gigpo import GiGPOConfig
@@ -55,6 +55,11 @@ parser.add_argument("--retriever", default="bm25", help="bm25, dense, or URLs of
 
 def paper_config(args) -> GiGPOConfig:
     """Return the paper's settings (App. E.1 and the authors' script)."""
+    if args.corpus and args.retriever.startswith("http"):
+        raise ValueError(
+            f"--corpus {args.corpus} with --retriever {args.retriever} has no effect: servers "
+            "search their own; leave out one of the two"
+        )
     tool = {"corpus": args.corpus, "retriever": args.retriever, "topk": 3, "horizon": 4}
     tested = args.eval_questions or args.questions
     config = (
@@ -67,6 +72,7 @@ def paper_config(args) -> GiGPOConfig:
             temperature=1.0,
             eval_temperature=0.0,
         )
+        .stepping(step_threads=SERVER_THREADS)
         .agent(profile=profile())
         .evaluation(
             evaluation_config=GiGPOConfig.overrides(

@@ -9,9 +9,12 @@ trains two Qwen2.5-3B-Instruct models, one for each agent, with the settings of 
 task. Hardware: eight GPUs with 80 GB, of which four learn and four generate, two engines for each
 policy. Learners share both models (FSDP) and compute activations again for the backward pass;
 `rllib-gigpo check --gpu-gib 74 tuned_examples/search_team_gigpo.py ...` says whether an update
-fits. Without `--questions` it plays the generated world. `--policies shared` trains one model in
-both roles, `--policies adapters` a LoRA adapter for each role on one base. `--frozen searcher`
-trains the answerer alone. `--algo NAME` trains by gigpo, grpo, rloo, ppo, dapo, ...
+fits. Without `--questions` it plays the generated world. It trains on the training questions and
+evaluates on those of the test. `--policies shared` trains one model in both roles, `--policies
+adapters` a LoRA adapter for each role with the settings of the authors' LoRA scripts: with
+`--sharding=replicate` each learner holds one base for both, while learners that share, as here,
+share a base for each. `--frozen searcher` trains the answerer alone. `--algo NAME` trains by gigpo,
+grpo, rloo, ppo, dapo, ...
 
 `... --model smollm2-135m --cpu-demo` shows the same path on a laptop: a supervised warm start of at
 most 64 steps of an expert, then two iterations of 2 groups x 2 episodes.
@@ -25,7 +28,7 @@ Dr.MAS reports +15.2 points (average of 16) of its per-agent normalisation for a
 that normalisation. The CPU demo is too short to learn.
 """
 
-from _choices import base_config, train_as
+from _choices import SERVER_THREADS, base_config, train_as
 from _shared import cut_down, example_parser, run_example
 from _teams import add_team_choices, as_team
 
@@ -35,7 +38,7 @@ _AGENTS = ("searcher", "answerer")
 _MODEL = "qwen2.5-3b"
 
 parser = example_parser(
-    "SearchTeam", iterations=200, best_return=2.0, evaluation_interval=50, tasks=256
+    "SearchTeam", iterations=200, best_return=1.0, evaluation_interval=50, tasks=256
 )
 parser.add_argument("--questions", default="generated", help="a source that envs.search reads")
 add_team_choices(parser, _AGENTS)
@@ -43,15 +46,18 @@ add_team_choices(parser, _AGENTS)
 
 def paper_config(args) -> GiGPOConfig:
     """Return the settings of the paper's search task, with twice the turns for two agents."""
+    asked = {"questions": args.questions, "horizon": 8}
     config = (
         base_config(args, model=_MODEL)
-        .environment("SearchTeam", env_config={"questions": args.questions, "horizon": 8})
+        .environment("SearchTeam", env_config={**asked, "split": "train"})
         .llm(
             dtype="bfloat16",
             max_prompt_tokens=4096,
             max_response_tokens=512,
             eval_temperature=0.0,
         )
+        .stepping(step_threads=SERVER_THREADS)
+        .evaluation(evaluation_config=GiGPOConfig.overrides(env_config={**asked, "split": "test"}))
     )
     config = train_as(
         config,

@@ -37,12 +37,10 @@ _DEMO_STEPS = 8
 
 _MODEL, _VISION_MODEL = "qwen2.5-1.5b", "qwen2.5-vl-3b"
 
-parser = example_parser(
-    "Sokoban", iterations=150, best_return=11.0, evaluation_interval=5, tasks=128
-)
+parser = example_parser("Sokoban", iterations=150, evaluation_interval=5, tasks=128)
 parser.add_argument("--view", default="text", choices=("text", "rgb"), help="what the model sees")
-parser.add_argument("--size", type=int, nargs=2, default=(6, 6), metavar=("COLUMNS", "ROWS"))
-parser.add_argument("--boxes", type=int, default=1)
+parser.add_argument("--size", type=int, nargs=2, metavar=("COLUMNS", "ROWS"), help="of rooms; 6 6")
+parser.add_argument("--boxes", type=int, default=None, help="of a room; 1")
 parser.add_argument("--horizon", type=int, default=15, help="steps of an episode")
 parser.add_argument("--levels", default=None, help="level file or folder, in place of rooms")
 parser.add_argument("--eval-levels", default=None, help="by default --levels")
@@ -50,11 +48,12 @@ parser.add_argument("--eval-levels", default=None, help="by default --levels")
 
 def paper_config(args) -> GiGPOConfig:
     """Return the settings of the authors' script, which shows pictures; here `--view rgb` does."""
+    _check_rooms(args)
     sees = args.view == "rgb"
     model = _VISION_MODEL if sees else _MODEL
     room = {
-        "size": tuple(args.size),
-        "num_boxes": args.boxes,
+        "size": tuple(args.size or (6, 6)),
+        "num_boxes": 1 if args.boxes is None else args.boxes,
         "search_depth": 30,
         "horizon": args.horizon,
         "view": args.view,
@@ -89,6 +88,15 @@ def paper_config(args) -> GiGPOConfig:
         kl_estimator="k3",
         invalid_action_penalty=0.1,
     )
+
+
+def _check_rooms(args) -> None:
+    for name in ("size", "boxes"):
+        if args.levels and getattr(args, name) is not None:
+            raise ValueError(
+                f"--{name} {getattr(args, name)} with --levels {args.levels} has no effect: levels "
+                "of files are as they are; leave out one of the two"
+            )
 
 
 def demo_config(args) -> GiGPOConfig:

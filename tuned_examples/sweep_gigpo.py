@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from _choices import MODELS
+from _choices import MODELS, check_engine_arguments
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
@@ -46,10 +46,16 @@ from rllib_gigpo.tune_results import release_results
 METRIC = "env_runners/success_rate"
 # What may differ when a sweep goes on.
 _FREE = ("results", "concurrent")
+# Arguments of vLLM engines, with their defaults.
+_OF_ENGINES = {"gpus_per_engine": 0.0, "cpus_per_engine": 1.0}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line.
+
+    Raises:
+        ValueError: An argument would change nothing.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
@@ -73,6 +79,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--results", default="runs/sweep", help="folder; the same one is gone on with")
     add("--smoke", action="store_true", help="four trials of two iterations")
     args = parser.parse_args(arguments)
+    check_engine_arguments(args, _OF_ENGINES)
+    if args.scheduler != "pbt" and args.population != parser.get_default("population"):
+        raise ValueError(
+            f"--population {args.population} with --scheduler {args.scheduler} has no effect: "
+            "leave it out, or use --scheduler pbt"
+        )
     if args.smoke:
         args.omegas, args.gammas, args.f_norms = [0.0, 1.0], [0.95], ["std"]
         args.population, args.iterations, args.episodes = 2, 2, 16

@@ -32,9 +32,12 @@ class MCPEnv(ToolEnv):
     """Tools of an MCP server (stdio or streamable HTTP).
 
     Each environment has a session of its own, and starts a new one, over stdio a new process, at
-    every reset, so that no episode sees what another one left behind. `reset_tool` keeps the
-    session and calls that tool instead; it gets the row's fields and the seed, as far as its schema
-    names them.
+    every reset. `reset_tool` keeps the session and calls that tool instead; it gets the row's
+    fields and the seed, as far as its schema names them.
+
+    What a server keeps outside its process, such as files, outlives the episode and is there in the
+    next: the command line, or `reset_tool`, has to begin anew. `sh -c 'cd "$(mktemp -d)" && exec
+    <server> .'` gives each process an empty folder, and does not remove it.
 
     The observation is the text of the last result, at first what `reset_tool` answers, else "".
 

@@ -19,11 +19,19 @@ import time
 import urllib.error
 import urllib.request
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from envs.wire import MAX_ANSWER_BYTES, read_lines, read_object, read_refusal, read_whole
+from envs.wire import (
+    MAX_ANSWER_BYTES,
+    open_url,
+    read_lines,
+    read_object,
+    read_refusal,
+    read_whole,
+)
 
 PROTOCOL_VERSION = "2025-06-18"
 _CHUNK_BYTES = 1 << 16
@@ -71,32 +79,50 @@ class StdioTransport:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
+                bufsize=0,
             )
         except OSError as error:
             self._errors.close()
             raise MCPError(f"the MCP server {command!r} cannot be started: {error}") from error
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         # Not select(): it knows no file numbers above 1,023, which hundreds of episodes reach.
-        self._answers = select.poll()
+        self._questions, self._answers = select.poll(), select.poll()
+        self._questions.register(self._process.stdin, select.POLLOUT)
         self._answers.register(self._process.stdout, select.POLLIN)
-        self._rest = b""
+        self._lines: deque[bytes] = deque()
+        self._rest = bytearray()
         self.close = weakref.finalize(self, _stop, self._process, self._errors)
 
     def tell(self, message: Mapping[str, Any], timeout_s: float) -> None:
         """Write a line."""
         assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise MCPError(self._ended()) from error
+        deadline = time.monotonic() + timeout_s
+        rest = json.dumps(message).encode() + b"\n"
+        while rest:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._questions.poll(left * 1000):
+                raise MCPError(
+                    f"the MCP server {self.command!r} did not read a message of {len(rest)} bytes "
+                    f"within {timeout_s:g} s: raise env_config['timeout_s'] if it may take longer"
+                )
+            try:
+                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise MCPError(self._ended()) from error
 
     def ask(self, message: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
         """Write a line, then yield the lines that come until the time is over."""
         deadline = time.monotonic() + timeout_s
         self.tell(message, timeout_s)
+        size = 0
         while True:
             line = self._line(deadline, timeout_s)
+            size += len(line)
+            self._check_size(size)
             try:
                 yield read_object(line)
             except ValueError as error:
@@ -106,24 +132,31 @@ class StdioTransport:
 
     def _line(self, deadline: float, timeout_s: float) -> bytes:
         assert self._process.stdout is not None
-        while b"\n" not in self._rest:
-            left = max(0.0, deadline - time.monotonic())
-            if not self._answers.poll(left * 1000):
+        while True:
+            left = deadline - time.monotonic()
+            # What has come already is late too: a server may go on writing for ever.
+            if left <= 0 or (not self._lines and not self._answers.poll(left * 1000)):
                 raise MCPError(
                     f"the MCP server {self.command!r} did not answer within {timeout_s:g} s: raise "
                     "env_config['timeout_s'] if its tools take longer"
                 )
+            if self._lines:
+                return self._lines.popleft()
             chunk = os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
             if not chunk:
                 raise MCPError(self._ended())
             self._rest += chunk
-            if len(self._rest) > MAX_ANSWER_BYTES:
-                raise MCPError(
-                    f"the MCP server {self.command!r} wrote a line of more than "
-                    f"{MAX_ANSWER_BYTES} bytes"
-                )
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
+            if b"\n" in chunk:  # what came before was searched already
+                *lines, self._rest = self._rest.split(b"\n")
+                self._lines.extend(map(bytes, lines))
+            self._check_size(len(self._rest))
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_ANSWER_BYTES:
+            raise MCPError(
+                f"the MCP server {self.command!r} wrote more than {MAX_ANSWER_BYTES} bytes where "
+                "an answer was expected"
+            )
 
     def _ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -185,7 +218,7 @@ class HttpTransport:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            with open_url(request, timeout_s) as answer:
                 session = answer.headers.get("Mcp-Session-Id")
                 if session is not None:
                     self._headers = {
@@ -217,9 +250,10 @@ class HttpTransport:
             return
         request = urllib.request.Request(self.url, headers=self._headers, method="DELETE")
         self._headers = {}
-        # A server may refuse to end sessions, be gone already, or answer with what is not HTTP.
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            urllib.request.urlopen(request, timeout=2).close()
+        # A server may refuse to end sessions, be gone already, answer with what is not HTTP, or
+        # have named its session by what no header can hold.
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            open_url(request, 2.0).close()
 
 
 def _events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

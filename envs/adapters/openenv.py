@@ -10,7 +10,12 @@ from typing import Any
 
 from envs.adapters.base import AdapterEnv, Turn
 from envs.adapters.naming import Rows, chosen_row, load_rows, prompt_text
-from envs.adapters.openenv_client import OpenEnvClient, RefusedError, action_schema
+from envs.adapters.openenv_client import (
+    OpenEnvClient,
+    OpenEnvError,
+    RefusedError,
+    action_schema,
+)
 from envs.adapters.tool_env import NO_CALL
 from envs.adapters.tools import Call, Tool, fault, parse_action, random_call
 
@@ -34,6 +39,9 @@ class OpenEnv(AdapterEnv):
     `hide`: none may count steps. The anchor is the observation and never OpenEnv's `State`, which
     holds an episode id and a step count.
 
+    A reward may be absent in OpenEnv's protocol. On the way that is 0; from a server that ends the
+    episode without one it is an error, unless `final_reward` says what it is worth.
+
     Isolation: that of the server, which runs the actions; this process only reads its answers.
     OpenEnv's servers are meant to run in containers.
 
@@ -45,6 +53,7 @@ class OpenEnv(AdapterEnv):
         timeout_s: Seconds that connecting and every answer may take.
         horizon: Most actions of an episode; the server ends it earlier by itself.
         won_reward: Reward of the last step from which an episode counts as won.
+        final_reward: Reward of a last step to which the server gives none; None is an error.
         texts: What random actions draw texts from.
 
     Raises:
@@ -60,6 +69,7 @@ class OpenEnv(AdapterEnv):
         timeout_s: float = 60.0,
         horizon: int = 30,
         won_reward: float | None = None,
+        final_reward: float | None = None,
         texts: Sequence[str] = ("yes", "no"),
     ):
         if not target:
@@ -70,6 +80,7 @@ class OpenEnv(AdapterEnv):
         self.hide = hide
         self.timeout_s = timeout_s
         self.won_reward = won_reward
+        self.final_reward = final_reward
         self.texts = texts
         self._loaded_rows = load_rows(rows)
         self._client: OpenEnvClient | None = None
@@ -158,9 +169,25 @@ class OpenEnv(AdapterEnv):
         return (None, wrong) if wrong else (arguments, "")
 
     def _turn(self, answer: Mapping[str, Any]) -> Turn:
-        reward, done = float(answer.get("reward") or 0.0), bool(answer.get("done"))
+        done = bool(answer.get("done"))
+        reward = self._reward(answer.get("reward"), done)
         self._seen = observation_text(answer["observation"], self.hide)
         return Turn(self._seen, reward, done, info=self._told_now(done, reward))
+
+    def _reward(self, reward: Any, done: bool) -> float:
+        if reward is None:
+            reward = self.final_reward if done else 0.0
+        if reward is None:
+            raise OpenEnvError(
+                f"the OpenEnv server {self.target} ended an episode without a reward: set "
+                "env_config['final_reward'], 0.0 where the end earns nothing"
+            )
+        if not isinstance(reward, int | float):
+            raise OpenEnvError(
+                f"the OpenEnv server {self.target} gave reward {repr(reward)[:80]}: expected a "
+                "number"
+            )
+        return float(reward)
 
     def _refused(self, why: str) -> Turn:
         return Turn(why, info={**self._told_now(False, 0.0), "is_action_valid": False})

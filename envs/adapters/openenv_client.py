@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import urllib.request
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from envs.wire import read_object, read_whole
+from envs.wire import open_url, read_object, read_whole
 
 _MAX_MESSAGE_BYTES = 100 * 2**20
 _REFUSED = frozenset({"VALIDATION_ERROR", "EXECUTION_ERROR"})
@@ -146,7 +145,7 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
     """
     address = f"http{socket_url(url).removeprefix('ws')}/schema"
     try:
-        with urllib.request.urlopen(address, timeout=timeout_s) as answer:
+        with open_url(address, timeout_s) as answer:
             return read_object(read_whole(answer, timeout_s))["action"]
     except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
         raise OpenEnvError(

@@ -19,12 +19,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.wire import read_object, read_refusal, read_whole
+from envs.wire import build_opener, read_object, read_refusal, read_whole
 
 _TAIL_CHARS = 800
 _ASK_EVERY_S = 0.1
 # A proxy that the environment names is for the world outside, not for servers of one's own.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_OPENER = build_opener(urllib.request.ProxyHandler({}))
 
 
 class AppWorldError(RuntimeError):

@@ -19,7 +19,7 @@ class NumberLine(CardGame):
     Info: `task`, `task_id`, `admissible_actions`, `won`, and after a step `is_action_valid`.
 
     Args:
-        max_position: Largest number, at least 1.
+        max_position: Largest number, at least 2.
         horizon: Step limit, at least 1.
         view: "text", or "rgb": a picture, uint8 [300, 300, 3].
 
@@ -32,8 +32,8 @@ class NumberLine(CardGame):
 
     def __init__(self, *, max_position: int = 5, horizon: int = 10, view: View = "text"):
         super().__init__(horizon, view, "rl4vlm")
-        if max_position < 1:
-            raise ValueError(f"max_position must be at least 1, got {max_position}")
+        if max_position < 2:
+            raise ValueError(f"max_position must be at least 2, got {max_position}")
         self.max_position = max_position
 
     @classmethod

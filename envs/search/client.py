@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from envs.search.passages import Hit, passage_from_document
 from envs.search.retrievers import RetrieverError
-from envs.wire import read_object, read_whole
+from envs.wire import HTTPConnection, HTTPSConnection, read_object, read_whole
 
 _EXCERPT_CHARS = 300
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -31,8 +31,7 @@ class HttpRetriever:
     Args:
         urls: One URL or several, such as `"http://127.0.0.1:8000"`; a URL without a path means
             `/retrieve`.
-        timeout: Seconds that connecting, and each wait for the server, may take; a body that still
-            arrives in drops after this long is given up too.
+        timeout: Seconds that connecting, sending and the whole answer may take, each.
         retries: Further rounds over all URLs after the first.
         backoff: Seconds of the first pause; the n-th is n times as long.
         batch_size: Queries per request; more are sent in turn.
@@ -147,7 +146,7 @@ class _Endpoint:
             return self._exchange(self._connect(), body)
 
     def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        kind = HTTPSConnection if self._secure else HTTPConnection
         return kind(self._host, self._port, timeout=self._timeout)
 
     def _exchange(self, connection: http.client.HTTPConnection, body: bytes) -> bytes:

@@ -6,11 +6,13 @@ import gzip
 import json
 import lzma
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 _CHUNK = 1 << 22  # characters
+_LONGEST = 1 << 26  # characters of one element
 _OPENERS = {".json": open, ".gz": gzip.open, ".xz": lzma.open}
 _ITEMS = re.compile(r"items_shuffle(_\d+)?\.json(\.gz|\.xz)?")
 _BETWEEN = re.compile(r"[\s,:]*")
@@ -91,10 +93,12 @@ def _beside(items: Path, stem: str) -> Path | None:
 def iterate_json(path: Path) -> Iterator[Any]:
     """Yield the elements of a JSON list, or the (key, value) pairs of a JSON object.
 
-    The official file of 1.18 million products has 5 GB: at most one chunk of it is in memory.
+    The official file of 1.18 million products has 5 GB: at most one chunk of it is in memory, and
+    of a damaged file 2^27 characters.
 
     Raises:
-        ValueError: The file is not a JSON list or object, or ends too early.
+        ValueError: The file is not a JSON list or object, is damaged, ends too early, or has an
+            element that does not end within 2^27 characters.
     """
     with _OPENERS[path.suffix](path, "rt", encoding="utf-8") as stream:
         reader = _Reader(stream, path)
@@ -135,15 +139,27 @@ class _Reader:
             except json.JSONDecodeError:
                 self._read()
                 continue
+            except (ValueError, RecursionError) as error:  # too many digits, too deep
+                raise self._damaged(str(error)) from error
             self._at = end
             return value
 
     def _read(self) -> None:
         # Twice what is left over, so that one element larger than a chunk costs linear time.
         rest = self._buffer[self._at :]
-        more = self._stream.read(max(_CHUNK, len(rest)))
+        if len(rest) > _LONGEST:  # one bad character, and all that follows belongs to its element
+            raise self._damaged()
+        try:
+            more = self._stream.read(max(_CHUNK, len(rest)))
+        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
+            raise self._damaged(str(error)) from error
         if not more:
-            raise ValueError(
-                f"{self._path} is cut off or is no valid JSON near {rest[:60]!r}; fetch it again"
-            )
+            raise self._damaged()
         self._buffer, self._at = rest + more, 0
+
+    def _damaged(self, why: str = "") -> ValueError:
+        near = self._buffer[self._at : self._at + 60]
+        told = f" ({why})" if why else ""
+        return ValueError(
+            f"{self._path} is cut off or is no valid JSON near {near!r}{told}; fetch it again"
+        )

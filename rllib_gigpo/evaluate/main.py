@@ -12,13 +12,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllib_gigpo.commands import json_object, open_env
+from rllib_gigpo.recording.plain import without_secrets
+from rllib_gigpo.strangers import check_name, check_settings
 from rllib_gigpo_cli.parsers import evaluate_parser
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _player(args: argparse.Namespace) -> _Player:
     """Return what the options name; a checkpoint says what they leave open."""
     from rllib_gigpo.checkpoints import Place, fingerprint
-    from rllib_gigpo.recording.plain import jsonable, without_secrets
+    from rllib_gigpo.recording.plain import jsonable
     from rllib_gigpo.trained import find_checkpoint, trained_as
 
     named = None if args.endpoint else find_checkpoint(args.model or args.what)
@@ -102,8 +104,11 @@ def _player(args: argparse.Namespace) -> _Player:
     env = args.what if args.model is not None or found is None else found.env
     # What a run says of its environment is not said of another one.
     own = found if found is not None and found.env == env else None
-    config = json_object(args.env_config, "--env-config")
-    config = {**({} if own is None else own.env_config), **config}
+    typed = json_object(args.env_config, "--env-config")
+    left = {} if own is None else {k: v for k, v in own.env_config.items() if k not in typed}
+    if not args.trust_checkpoint:
+        _check_told(str(named), env if args.model is None else None, left)
+    config = {**left, **typed}
     spec, profile, _ = open_env(env, config, args.profile)
     if args.profile is None and own is not None and own.profile is not None:
         profile = own.profile
@@ -115,7 +120,7 @@ def _player(args: argparse.Namespace) -> _Player:
             "temperature": found.eval_temperature,
         }
         told = ", ".join(f"{name}={value}" for name, value in limits.items())
-        told = f"{env} {json.dumps(without_secrets(jsonable(config)))}, {told}"
+        told = f"{without_secrets(env)} {json.dumps(without_secrets(jsonable(config)))}, {told}"
         print(f"taken from {named}: {told}; options replace these", flush=True)
     given = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
     steps = own.max_episode_steps if args.max_steps is None and own is not None else args.max_steps
@@ -123,6 +128,25 @@ def _player(args: argparse.Namespace) -> _Player:
     model = str(named) if named is not None else args.model or args.what
     content = None if named is None else fingerprint(Place.of(named))
     return _Player(model, env, spec, profile, config, steps, limits | given, content)
+
+
+def _check_told(checkpoint: str, env: Any, settings: Mapping[str, Any]) -> None:
+    """Make sure that what a checkpoint says of its environment runs nothing of its author's.
+
+    Args:
+        checkpoint: Its folder.
+        env: The environment's name, where only the checkpoint tells it; else None.
+        settings: The environment's settings that only the checkpoint tells.
+
+    Raises:
+        ValueError: It may; see `rllib_gigpo.strangers`.
+    """
+    named_by, otherwise = f"checkpoint {checkpoint!r}", "or say --trust-checkpoint if you trust it"
+    if env is not None:
+        cure = f"name it yourself, as in evaluate ENV --model CHECKPOINT, {otherwise}"
+        check_name(env, named_by=named_by, cure=cure)
+    cure = f"give the setting yourself with --env-config, {otherwise}"
+    check_settings(settings, named_by=named_by, cure=cure)
 
 
 def _within_model(args: argparse.Namespace, player: _Player) -> _Player:
@@ -243,22 +267,23 @@ def _write(
 ) -> None:
     from rllib_gigpo.compare.tables import latex_table, markdown_table
     from rllib_gigpo.evaluate.results import result_table, summarise
+    from rllib_gigpo.recording.folder import write_bytes, write_json
     from rllib_gigpo.tables import format_table
 
     summary = summarise(records)
     name = player.model if args.prompting == "plain" else f"{player.model}, {args.prompting}"
     header, rows = result_table(name, summary)
-    (output / "result.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    (output / "table.md").write_text(markdown_table(header, rows), "utf-8")
-    (output / "table.tex").write_text(latex_table(header, rows), "utf-8")
+    write_json(output / "result.json", summary)
+    write_bytes(output / "table.md", markdown_table(header, rows).encode())
+    write_bytes(output / "table.tex", latex_table(header, rows).encode())
     each = f"{args.samples} episode{'s' if args.samples > 1 else ''} each"
-    title = f"{player.env}: {summary['tasks']} tasks, {each}, success in %"
+    title = f"{without_secrets(player.env)}: {summary['tasks']} tasks, {each}, success in %"
     print(format_table(title, header, rows))
     print(f"{output / 'result.json'}, table.md, table.tex, episodes.jsonl")
 
 
 def _folder(args: argparse.Namespace, player: _Player) -> str:
-    named = f"{player.env}-{player.model}-{args.prompting}"
+    named = f"{without_secrets(player.env)}-{player.model}-{args.prompting}"
     if player.checkpoint is not None:
         named += f"-{player.checkpoint[:8]}"
     return f"runs/evaluate/{''.join(c if c.isalnum() else '-' for c in named)}"

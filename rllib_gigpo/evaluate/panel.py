@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.evaluate.agents import Chat, PromptedAgent, reflect
 from rllib_gigpo.playing.play import Played, play
-from rllib_gigpo.recording.folder import read_json, read_lines
+from rllib_gigpo.recording.folder import append_line, read_json, read_lines, write_json
 from rllib_gigpo.recording.plain import jsonable, without_secrets
 from rllib_gigpo.registry import LLMEnvSpec
 from rllib_gigpo.rows import agent_episodes, step_is_valid
@@ -94,11 +95,26 @@ def evaluate(
         One record per episode, by task and sample.
 
     Raises:
-        ValueError: The folder holds another panel's episodes.
+        ValueError: The folder holds another panel's episodes, or another process is at it.
+        OSError: The disk refused an episode; those before are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _claim(panel, folder)
     file = folder / EPISODES
+    with _alone(file):
+        _claim(panel, folder)
+        return _play_rest(panel, chat, spec, profile, file, workers, told)
+
+
+def _play_rest(
+    panel: Panel,
+    chat: Chat,
+    spec: LLMEnvSpec,
+    profile: AgentProfile,
+    file: Path,
+    workers: int,
+    told: Callable[[int, int], None] | None,
+) -> list[dict[str, Any]]:
+    """Play what a file of episodes lacks; return all of them."""
     records = read_episodes(file)
     done = {(record["task"], record["sample"]) for record in records}
     total = len(panel.seeds) * panel.samples
@@ -117,9 +133,9 @@ def evaluate(
         if not hasattr(local, "env"):
             local.env = spec.make()
             envs.append(local.env)
-        record = _episode(panel, chat, local.env, spec.name, profile, task, sample)
-        with lock, file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record) + "\n")
+        record = jsonable(_episode(panel, chat, local.env, spec.name, profile, task, sample))
+        with lock:
+            append_line(file, record)
             records.append(record)
         if told is not None:
             told(len(records), total)
@@ -139,23 +155,39 @@ def evaluate(
 
 
 def read_episodes(file: Path) -> list[dict[str, Any]]:
-    """Return the episodes of a file; a last line that was cut off is dropped from it.
+    """Return the episodes of a file; a last line that was cut off is left out.
 
     Raises:
         ValueError: Another line is no JSON object; its number is named.
     """
-    if not file.exists():
-        return []
-    content = file.read_bytes()
-    file.write_bytes(content[: content.rfind(b"\n") + 1])
-    return read_lines(file)
+    return read_lines(file) if file.exists() else []
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Hold a file of episodes: two evaluations at once would play the same ones.
+
+    The lock ends with the process, however that ends.
+
+    Raises:
+        ValueError: Another process holds it.
+    """
+    with file.open("ab") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another evaluation is at work in {file.parent}: wait for it, or name another "
+                "--output"
+            ) from error
+        yield
 
 
 def _claim(panel: Panel, folder: Path) -> None:
     settings = without_secrets(jsonable(asdict(panel)))
     path = folder / _SETTINGS
     if not path.exists():
-        path.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+        write_json(path, settings)
         return
     found = read_json(path)
     if not isinstance(found, dict):
@@ -221,13 +253,21 @@ def _outcome(played: Played) -> dict[str, Any]:
     ]
     return {
         "task_id": verdict.get("task_id"),
-        "task_type": verdict.get("task_type"),
+        "task_type": None if (kind := verdict.get("task_type")) is None else str(kind),
         "won": _won(played),
         "return": played.total,
         "steps": played.episode.env_steps(),
         "valid_action_rate": float(np.mean(valid)) if valid else 0.0,
-        "numbers": {key: float(value) for key, value in verdict["numbers"].items()},
+        "numbers": {key: _finite(value) for key, value in verdict["numbers"].items()},
     }
+
+
+def _finite(value: Any) -> float | None:
+    """Return a number as JSON has it; None is one that is not finite, too large or not real."""
+    try:
+        return jsonable(float(value))
+    except (OverflowError, TypeError):
+        return None
 
 
 def task_ids(records: Sequence[Mapping[str, Any]]) -> list[Any]:

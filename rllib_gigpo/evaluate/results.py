@@ -25,7 +25,8 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         `tasks`, `episodes`, `success_rate`, `success_interval`, `any_of_k` (share of tasks won at
         least once), `return_mean`, `steps_mean`, `valid_action_rate`, `tries_mean`, `by_type` (per
         task type `success_rate`, `success_interval`, `tasks`), and `numbers`: the mean of every
-        number that the environment tells, such as `score`.
+        number that the environment tells, such as `score`. One that an episode lacks counts as 0,
+        and one that was not finite (None) is left out.
     """
     if not records:
         raise ValueError("there is no episode to summarise")
@@ -35,7 +36,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
     for episodes, rate in zip(tasks.values(), success, strict=True):
         if episodes[0]["task_type"] is not None:
             types[episodes[0]["task_type"]].append(rate)
-    names = sorted({name for record in records for name in record["numbers"]})
+    numbers = {name for r in records for name, value in r["numbers"].items() if value is not None}
     return {
         "tasks": len(tasks),
         "episodes": len(records),
@@ -55,8 +56,8 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
             for name, rates in sorted(types.items())
         },
         "numbers": {
-            name: _mean(tasks, lambda record, name=name: record["numbers"].get(name, 0.0))
-            for name in names
+            name: _mean(_finite(tasks, name), lambda r, name=name: r["numbers"].get(name, 0.0))
+            for name in sorted(numbers)
         },
     }
 
@@ -66,6 +67,12 @@ def _by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
     for record in records:
         found[record["task"]].append(record)
     return found
+
+
+def _finite(tasks: Mapping[int, Sequence[Record]], name: str) -> dict[int, list[Record]]:
+    """Return the episodes that tell a number or lack it, by task."""
+    kept = [r for found in tasks.values() for r in found if r["numbers"].get(name, 0.0) is not None]
+    return _by_task(kept)
 
 
 def _mean(tasks: Mapping[int, Sequence[Record]], of: Any) -> float:

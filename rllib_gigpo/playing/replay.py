@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.commands import json_object
 from rllib_gigpo.games import Game
 from rllib_gigpo.playing.desk import Asked, KnownResponse, Player, Watch
 from rllib_gigpo.playing.play import Played, WatchError, play
 from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines
 from rllib_gigpo.recording.rollout_rows import read_rows, shown_state
+from rllib_gigpo.strangers import check_name, check_settings
 
 Row = Mapping[str, Any]
 
@@ -68,11 +70,54 @@ def load_episode(path: str | Path, *, group: int = 0, member: int = 0) -> Record
         )
     for row in found:
         _check_row(row, path)
-    run = RunFolder(path.absolute().parents[1]).run
     return RecordedEpisode(
-        tuple(sorted(found, key=lambda row: (row["turn"], row["agent"]))),
-        read_json(run) if run.is_file() else {},
+        tuple(sorted(found, key=lambda row: (row["turn"], row["agent"]))), _run_of(path)
     )
+
+
+def _run_of(path: Path) -> dict[str, Any]:
+    """Return the content of the `run.json` that belongs to a file of rollouts."""
+    file = RunFolder(path.absolute().parents[1]).run
+    run = read_json(file) if file.is_file() else {}
+    if not isinstance(run, dict):
+        raise ValueError(f"{file}: expected a JSON object")
+    return run
+
+
+def recorded_env(
+    recorded: RecordedEpisode,
+    source: str | Path,
+    env: str | None = None,
+    env_config: str | None = None,
+    *,
+    trust: bool = False,
+) -> tuple[str, Mapping[str, Any]]:
+    """Return name and settings of the environment that an episode is re-created in.
+
+    Args:
+        recorded: The episode.
+        source: The file that it was read from, for errors.
+        env: The name that the user gave; None takes the recorded one.
+        env_config: The same of the settings, as JSON.
+        trust: Take what is recorded, whatever that runs.
+
+    Raises:
+        ValueError: No environment is named, or what is recorded may run code of its author's (see
+            `rllib_gigpo.strangers`).
+    """
+    named_by, otherwise = f"the run of {source}", "or say --trust-run if you trust its author"
+    name = env or recorded.run.get("env")
+    if not isinstance(name, str):
+        raise ValueError(f"{source} lies in no run folder: say --env and --env-config")
+    if not (env or trust):
+        check_name(name, named_by=named_by, cure=f"name it yourself with --env, {otherwise}")
+    if env_config is not None:
+        return name, json_object(env_config, "--env-config")
+    settings = recorded.run.get("env_config") or {}
+    if not trust:
+        cure = f"give the settings yourself with --env-config, {otherwise}"
+        check_settings(settings, named_by=named_by, cure=cure)
+    return name, settings
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

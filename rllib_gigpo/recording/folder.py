@@ -22,6 +22,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -111,9 +112,10 @@ class RunFolder:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a whole file: readers see the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    # A folder that somebody sent may hold links under names that can be foretold.
+    scratch = path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
     try:
-        with open(scratch, "wb") as file:
+        with open(scratch, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,14 @@ HIDDEN = "***"
 _LONGEST_REPR = 300
 _SHORTEST_SECRET = 8
 _SECRET_NAME = re.compile(
-    r"(?:^|[_\-.\s])(?:api[_-]?key|access[_-]?key|private[_-]?key|key[_-]?id|secrets?|password|"
-    r"passwd|passphrase|credentials?|bearer|authorization|token(?!_id))(?:$|[_\-.\s])"
+    r"(?:^|[_\-.\s])(?:api[_-]?keys?|access[_-]?keys?|private[_-]?keys?|key[_-]?ids?|secrets?|"
+    r"passwords?|passwd|passphrases?|credentials?|bearer|authorization|"
+    r"(?:api|access|auth|bearer|refresh|session)[_-]?tokens|"
+    r"token(?!s?[_-](?:ids?|budget|level|limit|length)))(?:$|[_\-.\s])"
     r"|apikey|secretkey|accesskey",
     re.IGNORECASE,
 )
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SECRET_TEXT = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
     r"|github_pat_\w{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}"
@@ -29,7 +34,12 @@ _SECRET_TEXT = re.compile(
 )
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}")
-_OPTION = re.compile(r"(--?[\w-]+|\w+)(=|\s+)(\S+)")
+# A word of a command line with its quotes; a quote that nothing closes is an apostrophe.
+_SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|\S)+""", re.DOTALL)
+_ASSIGNED = re.compile(r"(?<![\w.-])(-{0,2}[\w.-]+)=([^&\s]+)")
+_MEMBER = re.compile(
+    r"""((["'])([\w.\- ]+)\2\s*:\s*)("(?:\\.|[^"\\])+"|'(?:\\.|[^'\\])+')""", re.DOTALL
+)
 
 
 def jsonable(value: Any) -> Any:
@@ -74,24 +84,29 @@ def _name(key: Any) -> str:
 def without_secrets(value: Any) -> Any:
     """Return plain JSON with `***` in place of whatever looks like a secret.
 
-    Hidden are texts under a telling name (password, api_key, token, ...), texts of the forms that
-    common services give their keys, logins inside addresses, and the values of environment
-    variables with a telling name wherever they turn up.
+    Hidden are all texts under a telling name (password, api_key, apiToken, ...), what a command
+    line gives an option or a variable of such a name, texts of the forms that common services give
+    their keys, logins inside addresses, and the values of environment variables with a telling name
+    wherever they turn up.
     """
     return _hide(value, _environment_secrets())
 
 
-def _hide(value: Any, known: Sequence[str]) -> Any:
+def _hide(value: Any, known: Sequence[str], is_secret: bool = False) -> Any:
     if isinstance(value, dict):
         return {
-            name: HIDDEN
-            if isinstance(inner, str) and inner and _SECRET_NAME.search(name)
-            else _hide(inner, known)
+            name: _hide(inner, known, is_secret or _is_telling(name))
             for name, inner in value.items()
         }
     if isinstance(value, list):
-        return [_hide(inner, known) for inner in value]
-    return _hide_in_text(value, known) if isinstance(value, str) else value
+        return [_hide(inner, known, is_secret) for inner in value]
+    if not isinstance(value, str):
+        return value
+    return HIDDEN if is_secret and value else _hide_in_text(value, known)
+
+
+def _is_telling(name: str) -> bool:
+    return _SECRET_NAME.search(_HUMP.sub("_", name)) is not None
 
 
 def _hide_in_text(text: str, known: Sequence[str]) -> str:
@@ -100,23 +115,73 @@ def _hide_in_text(text: str, known: Sequence[str]) -> str:
     text = _SECRET_TEXT.sub(HIDDEN, text)
     text = _URL_LOGIN.sub(HIDDEN, text)
     text = _BEARER.sub(rf"\1{HIDDEN}", text)
-    return _OPTION.sub(_hide_option, text)
+    return _hide_arguments(text)
 
 
-def _hide_option(found: re.Match[str]) -> str:
-    """Hide what a command line gives a telling option or variable."""
-    name, separator, value = found.groups()
-    is_named = name.startswith("-") or separator == "="
-    if not is_named or value.startswith("-") or not _SECRET_NAME.search(name.lstrip("-")):
-        return found.group()
-    return f"{name}{separator}{HIDDEN}"
+def _hide_arguments(text: str) -> str:
+    """Hide what a command line, or JSON in it, gives telling options, variables and keys."""
+    if (as_json := _hide_in_json(text)) is not None:
+        return as_json
+    text = _MEMBER.sub(_hide_member, text)
+    parts: list[str] = []
+    end, is_next = 0, False
+    for found in _SHELL_WORD.finditer(text):
+        word = _unquoted(found.group())
+        is_option = word.startswith("-")
+        shown = HIDDEN if is_next and not is_option else _hide_in_word(found.group(), word)
+        parts += [text[end : found.start()], shown]
+        end, is_next = found.end(), is_option and "=" not in word and _is_telling(word.lstrip("-"))
+    return "".join([*parts, text[end:]])
+
+
+def _hide_in_word(quoted: str, word: str) -> str:
+    name, is_assigned, value = word.partition("=")
+    if is_assigned and value and not re.search(r"[^\w.-]", name) and _is_telling(name.lstrip("-")):
+        return f"{name}={HIDDEN}"
+    if quoted == word:
+        return _ASSIGNED.sub(_hide_assigned, word)
+    # What was quoted may be a command line, or JSON, of its own.
+    as_json = _hide_in_json(value)
+    hidden = _hide_arguments(word) if as_json is None else f"{name}={as_json}"
+    return quoted if hidden == word else shlex.quote(hidden)
+
+
+def _hide_in_json(text: str) -> str | None:
+    """Return a JSON object or list without secrets; None where there is none, or no secret."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    hidden = _hide(found, ())
+    return None if hidden == found else json.dumps(hidden)
+
+
+def _hide_member(found: re.Match[str]) -> str:
+    start, _, name, value = found.groups()
+    return f"{start}{value[0]}{HIDDEN}{value[0]}" if _is_telling(name) else found.group()
+
+
+def _hide_assigned(found: re.Match[str]) -> str:
+    name = found.group(1)
+    return f"{name}={HIDDEN}" if _is_telling(name.lstrip("-")) else found.group()
+
+
+def _unquoted(word: str) -> str:
+    """Return what a shell makes of a word; the word itself where that is not one word."""
+    try:
+        found = shlex.split(word)
+    except ValueError:
+        return word
+    return found[0] if len(found) == 1 else word
 
 
 def _environment_secrets() -> list[str]:
     found = {
         value
         for name, value in os.environ.items()
-        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
+        if _is_telling(name) and len(value) >= _SHORTEST_SECRET
     }
     # A path names where a secret lies, and is worth knowing.
     return sorted((value for value in found if not value.startswith("/")), key=len, reverse=True)

@@ -33,6 +33,7 @@ from rllib_gigpo.recording.folder import (
     write_json,
     write_lines,
 )
+from rllib_gigpo.recording.levels import level_sizes
 from rllib_gigpo.recording.plain import jsonable
 from rllib_gigpo.recording.receipt import Costs, receipt_of, receipt_text
 from rllib_gigpo.recording.rollout_rows import (
@@ -46,6 +47,8 @@ from rllib_gigpo.recording.rollout_rows import (
 from rllib_gigpo.recording.trackers import start_trackers
 
 if TYPE_CHECKING:
+    from rllib_gigpo.advantages import Advantages
+    from rllib_gigpo.config import GiGPOConfig
     from rllib_gigpo.gigpo import GiGPO
 
 _LOG = logging.getLogger(__name__)
@@ -176,7 +179,7 @@ class RunRecorder(RLlibCallback):
         (episodes, batch), self._kept = self._kept, None
         advantages = algorithm.first_learner(_advantages)
         number = algorithm.num_updates
-        line = _metrics_line(number, result, advantages, algorithm.config.omega)
+        line = _metrics_line(number, result, advantages, algorithm.config)
         self._costs.add(line)
         self._safely(append_line, self.folder.metrics, line)
         for tracker in self._trackers:
@@ -296,15 +299,15 @@ def _advantages(learner: Any) -> dict[str, Any]:
 
 
 def _metrics_line(
-    number: int, result: Mapping[str, Any], advantages: Mapping[str, Any], omega: float
+    number: int,
+    result: Mapping[str, Any],
+    advantages: Mapping[str, Advantages],
+    config: GiGPOConfig,
 ) -> dict[str, Any]:
     """Return the line of an iteration."""
     parts = ("env_runners", "learners", "timers", "watchdog")
     sizes = {
-        module: {
-            "episode_mean_abs": float(np.mean(np.abs(found.episode))),
-            "step_mean_abs": float(omega * np.mean(np.abs(found.step))),
-        }
+        module: level_sizes(config.get_config_for_module(module), found)
         for module, found in advantages.items()
         if len(found.total)
     }

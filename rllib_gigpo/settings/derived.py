@@ -17,6 +17,7 @@ from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.engines.roads import Road, choose_road
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.grouping import AnchorRule
+from rllib_gigpo.in_time import START_LIMIT_S, call_in_time
 from rllib_gigpo.models import FROM_SCRATCH, ModelSpec
 from rllib_gigpo.objective import Objective
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
@@ -77,7 +78,7 @@ class DerivedSettings(
         if self.llm_model not in FROM_SCRATCH:
             return ModelSpec(self.llm_model, options=self.llm_options)
         key = cloudpickle.dumps((self.env_spec.name, dict(self.env_config), self.agent_profile))
-        words = _words(key)
+        words = _words(key, self.start_timeout_s, self.step_threads > 0)
         return ModelSpec(self.llm_model, words=words, seed=self.root_seed, options=self.llm_options)
 
     @property
@@ -97,6 +98,14 @@ class DerivedSettings(
             on_failure=self.on_env_failure,
             max_replays=self.max_replays,
         )
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Seconds that the first environment may take to be made, and to be played for its words.
+
+        Half an hour, or what every other call of an environment may take, if that is more.
+        """
+        return max(START_LIMIT_S, self.step_timeout_s or 0.0)
 
     @property
     def vllm_settings(self) -> VLLMSettings:
@@ -201,7 +210,19 @@ def _default_module(agent_id: Any) -> str:
 
 
 @lru_cache(maxsize=32)
-def _words(pickled: bytes) -> tuple[str, ...]:
-    """Collect the words of (env, env_config, profile); pickled, because dicts have no hash."""
+def _words(pickled: bytes, limit_s: float, in_thread: bool) -> tuple[str, ...]:
+    """Collect the words of (env, env_config, profile); pickled, because dicts have no hash.
+
+    Raises:
+        RuntimeError: The environment took too long.
+    """
     env, env_config, profile = cloudpickle.loads(pickled)
-    return collect_words(get_env_spec(env).make(env_config), profile)
+    spec = get_env_spec(env)
+    try:
+        return call_in_time(
+            lambda: collect_words(spec.make(env_config), profile), limit_s, in_thread=in_thread
+        )
+    except TimeoutError as error:
+        raise RuntimeError(
+            f"environment {env!r} could not be played for the tiny model's words: {error}"
+        ) from error

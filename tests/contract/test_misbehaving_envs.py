@@ -7,17 +7,21 @@ in the episodes of group 1. Whatever it is, not one row of the group is trained 
 from __future__ import annotations
 
 import subprocess
+import time
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from rllib_gigpo import episode_player
+from envs.key_door import KeyDoor
+from rllib_gigpo import GiGPOConfig, episode_player, register_llm_env
 from rllib_gigpo.sampler import training_tasks
+from rllib_gigpo.settings import derived
 from tests.misbehaving_envs import (
     MEGABYTE,
     Misbehaving,
     child_dies,
+    child_forks_on,
     forks_many,
     hangs,
     never_ends,
@@ -108,9 +112,15 @@ RAISING = {
     "admissible actions numbers": {"step": told(admissible_actions=[1, 2])},
     "is_action_valid a text": {"step": told(is_action_valid="yes")},
     "score NaN": {"step": told(score=NAN)},
+    "anchor a list": {"step": told(anchor=["at", 0, 0])},
+    "anchor with what has no hash": {"step": told(anchor=("at", [0, 0]))},
+    "event a list": {"step": told(event=["fell"])},
+    "tools texts": {"reset": told(tools=["up", "down"])},
+    "task_id with a lone surrogate": {"reset": told(task_id="\ud800")},
     "never ends": {"step": never_ends},
     "its child process dies": {"step": child_dies},
     "it forks until it cannot": {"step": forks_many},
+    "its child forks until it cannot": {"step": child_forks_on},
 }
 HANGING = {"reset hangs": {"reset": hangs}, "step hangs": {"step": hangs}}
 
@@ -168,6 +178,44 @@ def test_one_that_cannot_be_made_at_all_ends_the_run_before_it_starts():
         build("error")
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_one_that_hangs_when_it_is_made_ends_the_run_before_it_starts(threads, monkeypatch):
+    monkeypatch.setattr(derived, "START_LIMIT_S", 0.5)
+    config = tiny_config().environment("Misbehaving").stepping(step_threads=threads)
+    Misbehaving.misbehave({"make": hangs})
+    with pytest.raises(RuntimeError) as error:
+        config.build_algo()
+    assert str(error.value) == (
+        "environment 'Misbehaving' could not be made: TimeoutError: it took over 0.5 s"
+    )
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_one_that_hangs_when_an_actor_makes_it_ends_the_run_before_it_starts(threads):
+    class Hangs(KeyDoor):
+        def __init__(self, **arguments):
+            time.sleep(600)
+
+    class Hurried(GiGPOConfig):
+        start_timeout_s = 2.0
+
+    register_llm_env("Hangs", Hangs)
+    config = tiny_config().environment("Hangs").stepping(step_threads=threads)
+    config.env_runners(num_env_runners=2)
+    config.__class__ = Hurried
+    with pytest.raises(RuntimeError) as error:
+        config.build_algo()
+    assert str(error.value) == (
+        "environment 'Hangs' could not be made: TimeoutError: it took over 2 s"
+    )
+
+
+def test_one_without_spaces_ends_the_run_before_it_starts():
+    Misbehaving.misbehave({"make": lambda env, _: env.__delattr__("observation_space")})
+    with pytest.raises(RuntimeError, match="'Misbehaving' could not be made: AttributeError"):
+        build("error")
+
+
 @pytest.mark.parametrize(
     "happens", [raises(OSError("the door is stuck")), raises(SystemExit(1)), hangs]
 )
@@ -180,15 +228,20 @@ def test_one_that_cannot_be_closed_is_counted_and_left(algorithm, happens, caplo
     assert caplog.text.count("environment 'Misbehaving' could not be closed") == 2
 
 
-def test_no_process_of_a_failed_environment_is_left(algorithm):
+@pytest.mark.parametrize("forks", [forks_many, child_forks_on])
+def test_no_process_of_a_failed_environment_is_left(algorithm, forks):
     def sleepers() -> int:
         listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
         return listed.stdout.splitlines().count("sleep 600")
 
     before = sleepers()
-    Misbehaving.misbehave({"step": forks_many}, seed_of(algorithm))
+    Misbehaving.misbehave({"step": forks}, seed_of(algorithm))
     report, _ = train(algorithm)
     assert report["num_env_errors"] == 2
+    # What is no child of this process is gone a moment after it was killed.
+    until = time.monotonic() + 10
+    while sleepers() > before and time.monotonic() < until:
+        time.sleep(0.05)
     assert sleepers() == before
 
 

@@ -13,6 +13,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import SampleBatch
 
+from rllib_gigpo.rows import object_array
 from rllib_gigpo.sharding import is_sharded
 from tests.learner_pairs import Pair
 from tests.tiny_runs import (
@@ -32,7 +33,7 @@ BASE: dict[str, Any] = {
     "lr": 0.01,
     "optimizer_name": "adamw",
     "estimator": "gae",
-    "critic": "head",
+    "critic": "model",
     "critic_lr": 0.01,
     "omega": 0.0,
     "gamma": 0.9,
@@ -58,9 +59,16 @@ def pair(local_ray):
 
 
 def rows(seed: int) -> SampleBatch:
-    """13 rows, one of them with as many tokens as all the others, four without advantage."""
+    """13 rows, one of them with as many tokens as all the others, four without advantage.
+
+    One episode was truncated: a learner alone has a state to value that comes after it.
+    """
     batch = random_rows(13, steps=1, group_size=13, seed=seed, zeros=4)
     batch["prompt_ids"][4] = np.arange(60, dtype=np.int32) % 30
+    batch["truncated"] = np.arange(13) == 2
+    batch["next_prompt_ids"] = object_array(
+        [np.arange(7 if row == 2 else 0, dtype=np.int32) for row in range(13)]
+    )
     return batch
 
 
@@ -170,20 +178,24 @@ def test_engines_get_the_whole_weights(pair):
     }
 
 
-def test_an_adapter_on_a_sharded_base_trains_saves_and_reaches_the_engines(pair, tmp_path):
+# Products in bf16 are rounded otherwise where weights are cast before them.
+@pytest.mark.parametrize(("dtype", "gap"), [("float32", 1e-3), ("bfloat16", 0.05)])
+def test_an_adapter_on_a_sharded_base_trains_saves_and_reaches_the_engines(
+    local_ray, tmp_path, dtype, gap
+):
     pytest.importorskip("peft")
     from rllib_gigpo.lora import LoRASettings
 
-    base = {"kl_coeff": 0.5, "lr": 0.01, "num_minibatches": 2}
-    config = tiny_config(**base).llm(lora=LoRASettings(rank=4))
+    base = {"kl_coeff": 0.5, "lr": 0.01, "num_minibatches": 2, "invalid_action_penalty": 0.1}
+    config = tiny_config(**base).llm(lora=LoRASettings(rank=4), dtype=dtype, base_dtype=dtype)
     alone, sharded = (
         config.copy().learners(num_learners=n, sharding=kind).build_algo()
         for n, kind in ((0, "replicate"), (2, "fsdp"))
     )
-    for _ in range(2):
-        expected, found = (a.train()["learners"][DEFAULT_MODULE_ID] for a in (alone, sharded))
-        for name in ("gradient_norm", "kl", "entropy"):
-            assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), name
+    expected, found = (a.train()["learners"][DEFAULT_MODULE_ID] for a in (alone, sharded))
+    for name in ("gradient_norm", "kl", "entropy"):
+        assert found[name] == pytest.approx(expected[name], rel=gap, abs=gap / 100), name
+    assert found["gradient_norm"] > 0.0
     folder = sharded.save_to_path(tmp_path / "adapter")
     one = sharded.train()
     sharded.restore_from_path(folder)

@@ -3,14 +3,19 @@
 import argparse
 import importlib
 import importlib.util
+import json
 import re
 import shlex
+import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from envs.adapters.mcp import MCPEnv
 from rllib_gigpo_cli import app, parsers
 
 _ROOT = Path(__file__).parents[2]
@@ -65,6 +70,70 @@ def test_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("name", sorted(set(_FRAGMENTS) - set(_NOT_RUN)))
 def test_fragment_is_taken(name: str):
     exec(compile(_BEFORE + _FRAGMENTS[name], name, "exec"), {"__name__": "docs"})
+
+
+# A server with the tools that the page's example needs, for any folder.
+_FILE_SERVER = """
+import json, os, sys
+folder = sys.argv[1]
+path = {"type": "string"}
+names = {"write_file": {"path": path, "content": path}, "list_directory": {"path": path}}
+tools = [
+    {"name": name, "inputSchema": {"type": "object", "properties": fields}}
+    for name, fields in names.items()
+]
+def answer(method, params):
+    if method == "initialize":
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {}}
+    if method == "tools/list":
+        return {"tools": tools}
+    place = os.path.join(folder, params["arguments"]["path"])
+    if params["name"] == "write_file":
+        open(place, "w").write(params["arguments"]["content"])
+        return {"content": []}
+    return {"content": [{"type": "text", "text": " ".join(os.listdir(place))}]}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" in asked:
+        result = answer(asked["method"], asked["params"])
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+def _mcp_examples() -> list[str]:
+    """Command lines of servers that the page on foreign environments names."""
+    page = (_DOCS / "environments" / "foreign.md").read_text()
+    python = re.findall(r'"""mcp:(.+server-filesystem.+)"""', page)
+    typed = re.findall(r'--env ("mcp:.+server-filesystem.+")', page)
+    # What the shell makes of it, between double quotes.
+    shown = [shlex.split(line.replace("\\$", "$"))[0].removeprefix("mcp:") for line in typed]
+    assert len(python) == len(shown) == 1
+    return [*python, *shown]
+
+
+@pytest.mark.parametrize("command", _mcp_examples())
+def test_the_example_of_mcp_begins_every_episode_without_the_last_ones_files(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server = tmp_path / "server.py"
+    server.write_text(_FILE_SERVER)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (fragment,) = [code for name, code in _FRAGMENTS.items() if "server-filesystem" in code]
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(compile(_BEFORE + fragment, "foreign.md", "exec"), names)
+    target = command.replace(
+        "npx -y @modelcontextprotocol/server-filesystem", f"{sys.executable} {server}"
+    )
+    env = MCPEnv(target=target, reward=names["reward"], rows=names["config"].env_config["rows"])
+    write = {"name": "write_file", "arguments": {"path": "report.txt", "content": "done"}}
+    rewards = []
+    for calls in ([json.dumps(write)], []):
+        env.reset(seed=0)
+        for call in [*calls, "<answer>done</answer>"]:
+            reward = env.step(call)[1]
+        rewards.append(reward)
+    env.close()
+    assert rewards == [1.0, 0.0]
 
 
 # What is no command of ours. Other projects' programs need a network, a cluster, or their data.
@@ -131,5 +200,8 @@ def _parse_own(name: str, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("line", _commands())
 def test_a_command_and_its_options_are_there(line: str, monkeypatch: pytest.MonkeyPatch):
-    for command in line.split(" && "):
-        _parse(shlex.split(command, comments=True), monkeypatch)
+    words = shlex.shlex(line, posix=True, punctuation_chars="&")
+    words.whitespace_split = True
+    for is_between, command in groupby(words, "&&".__eq__):
+        if not is_between:
+            _parse(list(command), monkeypatch)

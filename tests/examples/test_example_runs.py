@@ -73,6 +73,10 @@ def test_a_folder_belongs_to_its_arguments(training, parser, tmp_path: Path):
         (["--no-tune", "--stop-reward=1"], "--stop-reward 1.0 with --no-tune, which makes one run"),
         (["--no-tune", "--num-samples=2"], "--num-samples 2 with --no-tune"),
         (["--no-tune", "--stop-timesteps=9"], "--stop-timesteps 9 with --no-tune"),
+        (
+            ["--evaluation-num-env-runners=1"],
+            "--evaluation-num-env-runners 1 with --evaluation-interval 0, which evaluates nothing",
+        ),
     ],
 )
 def test_arguments_without_effect_are_refused(arguments, sentence, training, parser):
@@ -88,9 +92,33 @@ def test_arguments_with_an_effect_are_not(training, parser):
         ["--stop-reward=1", "--num-samples=2", "--stop-timesteps=9", "--num-cpus=2"],
         # --as-test compares the best return with it.
         ["--no-tune", "--as-test", "--stop-reward=1"],
-        ["--evaluation-num-env-runners=1", "--wandb-key=k", "--checkpoint-freq=1"],
+        ["--evaluation-num-env-runners=1", "--evaluation-interval=2"],
+        ["--wandb-key=k", "--checkpoint-freq=1"],
     ):
         training.check_arguments(parser.parse_args(arguments), config)
+
+
+def test_a_run_stops_by_its_return_where_there_is_one(training, parser):
+    by_return = "env_runners/episode_return_mean"
+    assert training.stop_at(parser.parse_args([]))[by_return] == 9.0
+    shared = importlib.import_module("_shared")
+    endless = shared.example_parser("Fragile", iterations=2, evaluation_interval=0, tasks=2)
+    stop = training.stop_at(endless.parse_args([]))
+    assert stop.pop("training_iteration") == 2
+    assert list(stop) == ["env_runners/num_env_steps_sampled_lifetime"]
+    assert training.stop_at(endless.parse_args(["--stop-reward=0.5"]))[by_return] == 0.5
+
+
+@pytest.mark.parametrize("more", [[], ["--no-tune"]])
+def test_as_test_needs_a_return_to_compare_with(more, training, parser):
+    config = tiny_config().environment("Fragile")
+    shared = importlib.import_module("_shared")
+    endless = shared.example_parser("Fragile", iterations=2, evaluation_interval=0, tasks=2)
+    with pytest.raises(ValueError, match=r"^--as-test without --stop-reward: this example has no"):
+        training.check_arguments(endless.parse_args(["--as-test", *more]), config)
+    told = ["--as-test", "--stop-reward=0.5", *more]
+    training.check_arguments(endless.parse_args(told), config)
+    training.check_arguments(endless.parse_args(more), config)
 
 
 @pytest.mark.parametrize(

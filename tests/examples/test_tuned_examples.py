@@ -1,6 +1,8 @@
 """Every tuned example has a header that says what to expect, the paper's settings, and runs."""
 
 import importlib
+import math
+import random
 import re
 import runpy
 import sys
@@ -9,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from rllib_gigpo.games import Game
 from rllib_gigpo.presets import PRESETS
+from rllib_gigpo.scripted import expert, play_episode
 
 _FOLDER = Path(__file__).parents[2] / "tuned_examples"
 _SCRIPTS = sorted(p.name for p in _FOLDER.glob("*.py") if not p.name.startswith("_"))
@@ -87,6 +91,65 @@ def test_a_won_game_pays_10_and_a_lost_one_0():
         rewards.append(float(reward))
         done = terminated or truncated
     assert rewards == [0.0] * (len(rewards) - 1) + [10.0]
+
+
+def _wrong_at_first(env, observation, info, rng) -> str:
+    # A verifier has one more true verdict to give where the first answer is wrong.
+    return "none" if re.fullmatch(r"solve [^?]* \? \.", observation) else env.expert_action()
+
+
+# What pays more than the expert, who wins as fast as it can.
+_BEST = {"arithmetic_team_gigpo.py": _wrong_at_first}
+# Where a run would stop too soon, or never: what an episode pays at best depends on its task.
+_ENDLESS = {"gym_gigpo.py", "sokoban_gigpo.py"}
+_STOPS = [(name, ()) for name in _TRAINERS if name not in _ENDLESS]
+_STOPS += [("cards_gigpo.py", ("--game", game)) for game in ("Points24", "NumberLine", "Blackjack")]
+
+
+@pytest.mark.parametrize(("script", "more"), _STOPS)
+def test_the_return_that_stops_a_run_can_be_reached(script, more, monkeypatch):
+    module = _module(script, monkeypatch)
+    args = getattr(module, "parse", module.parser.parse_args)(["--smoke", *more])
+    assert args.stop_reward == args.best_return
+    config = module.demo_config(args)
+    # The demo's episodes are cut short, and its data are there.
+    world = {name: value for name, value in config.env_config.items() if name != "horizon"}
+    game = Game(config.env_spec.make(world), script)
+    best = -math.inf
+    for seed in range(64):
+        policy, rng = _BEST.get(script, expert), random.Random(seed)
+        steps = play_episode(game, config.agent_profile, policy, rng, seed=seed).steps
+        # As `episode_return_mean` counts: over a team, the mean of its agents.
+        best = max(best, sum(step.reward for step in steps) / len({s.agent for s in steps}))
+        if best >= args.best_return:
+            break
+    assert best >= args.best_return
+    # Another unit would be out of reach again, or stop half-trained runs.
+    assert best <= 1.1 * args.best_return
+
+
+@pytest.mark.parametrize("script", sorted(_ENDLESS))
+def test_an_example_without_such_a_return_trains_to_its_end(script, monkeypatch):
+    args = _module(script, monkeypatch).parser.parse_args([])
+    assert args.stop_reward is None
+
+
+@pytest.mark.parametrize("script", ["search_gigpo.py", "search_team_gigpo.py"])
+def test_search_is_evaluated_on_other_questions(script, monkeypatch):
+    config = _paper(_module(script, monkeypatch))
+    assert config.evaluation_config is not None
+    tested = config.evaluation_config["env_config"]
+    assert tested.keys() == config.env_config.keys()
+    trained, asked = (
+        {
+            question
+            for seed in range(8)
+            for question in Game(config.env_spec.make(world), script).reset(seed, None)[0].values()
+        }
+        for world in (config.env_config, tested)
+    )
+    assert len(trained) > 1
+    assert trained.isdisjoint(asked)
 
 
 @pytest.mark.parametrize("script", _TRAINERS)
@@ -213,6 +276,8 @@ def test_smoke(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     runpy.run_path(str(_FOLDER / script), run_name="__main__")
     printed = capsys.readouterr().out
     assert "iteration 2" in printed
-    norms = [float(found) for found in re.findall(r"gradient norm ([\d.]+)", printed)]
-    assert len(norms) >= 2
-    assert all(norm >= 0 for norm in norms)
+    module = importlib.import_module(script.removesuffix(".py"))
+    policies = module.demo_config(module.parser.parse_args(arguments)).module_ids
+    norms = [float(found) for found in re.findall(r"gradient norm (\S+),", printed)]
+    assert len(norms) == 2 * len(policies)
+    assert all(map(math.isfinite, norms))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rllib_gigpo.collect import Collected, collect, token_counts
+from rllib_gigpo.collect import Collected, collect, pools, token_counts
 from rllib_gigpo.env_runner import Played
 from rllib_gigpo.rollout_types import Rollout
 from rllib_gigpo.sampler import Sampler, training_tasks
@@ -41,6 +41,36 @@ class TestUniformGroups:
         assert collected([played(0, 1, 0), played(1, 1, 0)]).uniform_groups() == [0]
         # The sums are equal, and what each agent earned is not.
         assert collected([played(0, 1, 0), played(1, 0, 1)]).uniform_groups() == []
+
+    def test_of_a_team_are_those_of_who_learns(self):
+        config = tiny_config().environment("ArithmeticTeam")
+        config.multi_agent(
+            policies={"solver", "verifier"},
+            policy_mapping_fn=lambda agent, *_, **__: "solver" if agent == "a" else "verifier",
+        )
+        rounds = [
+            [Step("s", first, agent="a"), Step("s", second, agent="b")]
+            for first, second in ((1, 0), (1, 1))
+        ]
+        found = collected([team(0, member, *steps) for member, steps in enumerate(rounds)])
+        assert found.uniform_groups(pools(config)) == []
+        # Only the verifier's returns differ.
+        config.multi_agent(policies_to_train=["solver"])
+        assert found.uniform_groups(pools(config)) == [0]
+        config.multi_agent(policies_to_train=["verifier"])
+        assert found.uniform_groups(pools(config)) == []
+
+    def test_of_agents_that_are_compared_with_each_other(self):
+        # One agent always earns 1 and the other 0: alike among their own, not among both.
+        members = [
+            team(0, member, Step("s", 1.0, agent="a"), Step("s", 0.0, agent="b"))
+            for member in range(2)
+        ]
+        config = tiny_config(normalize_over="agent").environment("ArithmeticTeam")
+        config.multi_agent(policies={"both"}, policy_mapping_fn=lambda agent, *_, **__: "both")
+        assert collected(members).uniform_groups(pools(config)) == [0]
+        config.training(normalize_over="policy")
+        assert collected(members).uniform_groups(pools(config)) == []
 
 
 class TestChoice:

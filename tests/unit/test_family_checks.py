@@ -46,6 +46,17 @@ def fault(preset: str = "gigpo", **training) -> str:
         ("gigpo", {"kl_estimator": "k1"}, "kl_estimator='k1' with kl_in='loss'"),
         ("gigpo", {"anchor": "embedding"}, "anchor='embedding' with anchor_encoder=None"),
         ("gigpo", {"anchor_encoder": len}, "anchor_encoder with anchor='exact' has no effect"),
+        (
+            "gigpo",
+            {"similarity_threshold": 0.8},
+            "similarity_threshold=0.8 with anchor='exact' has",
+        ),
+        (
+            "gigpo",
+            {"similarity_measure": "difflib_reference"},
+            "similarity_measure='difflib_reference' with anchor='exact' has no effect: leave it at",
+        ),
+        ("rloo", {"gamma": 0.9}, "gamma=0.9 has no effect with estimator='rloo': leave it at 0.95"),
         ("gigpo", {"overlong_buffer": 1.5}, "overlong_buffer=1.5: expected a finite number from 0"),
         ("gigpo", {"max_sampling_rounds": 0}, "max_sampling_rounds=0: expected a whole number"),
         ("gigpo", {"aggregation": "mean"}, "aggregation='mean': expected one of 'token_mean'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from envs.search.actions import parse_tool_call
 from envs.search.passages import JsonlCorpus
 from envs.search.questions import load_questions
 from envs.search.rows import Question, question_from_row
+from envs.webshop import files
+from envs.webshop.files import iterate_json
 from rllib_gigpo.agent import (
     AgentProfile,
     ChatTemplate,
@@ -31,6 +34,7 @@ from rllib_gigpo.agent.prompt import PromptContext
 from rllib_gigpo.encoding import PromptEncoder, PromptTooLongError
 from rllib_gigpo.evaluate.panel import read_episodes
 from rllib_gigpo.playing.replay import load_episode
+from rllib_gigpo.record import load_examples
 from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines, write_bytes
 from rllib_gigpo.registry import load_object
 from rllib_gigpo.report.build import report_html
@@ -242,8 +246,10 @@ BYTES = pytest.mark.parametrize(
         lambda path: load_questions((str(path),), "all"),
         lambda path: list(JsonlCorpus(path)),
         load_episode,
+        load_examples,
+        lambda path: list(iterate_json(path.rename(path.with_suffix(".json")))),
     ],
-    ids=["json", "lines", "episodes", "questions", "corpus", "episode"],
+    ids=["json", "lines", "episodes", "questions", "corpus", "episode", "examples", "elements"],
 )
 
 
@@ -262,6 +268,45 @@ def test_a_reader_of_files_says_what_is_wrong(read):
             read(path)
 
     check()
+
+
+_EXAMPLE = {"messages": [{"role": "user", "content": "hi"}], "response": "ho", "ends_turn": True}
+
+
+@FAST
+@given(
+    st.dictionaries(st.sampled_from(["messages", "response", "ends_turn", "pictures"]), VALUES)
+    | st.fixed_dictionaries({"messages": st.lists(st.dictionaries(TEXTS, VALUES), max_size=2)})
+)
+@example({"pictures": [1]})
+@example({"pictures": {"a": "aGk="}})
+@example({"pictures": {"a": 3}})
+def test_an_example_of_any_json_is_read_or_its_line_is_named(changes):
+    line = json.dumps({**_EXAMPLE, **changes}).encode()
+    with file_of(json.dumps(_EXAMPLE).encode() + b"\n" + line + b"\n") as path:
+        told = ""
+        try:
+            assert len(load_examples(path)) == 2
+        except ValueError as error:
+            told = str(error)
+        assert not told or f"{path}, line 2: " in told
+
+
+@pytest.mark.parametrize(
+    "element", ['["' + "x" * 10_000, "[" + "1," * 10_000, '{"a": "\\x' + "y" * 10_000]
+)
+def test_one_bad_byte_in_a_large_file_is_refused_before_the_file_is_read(element, monkeypatch):
+    """An element without an end is all that follows, which may be gigabytes."""
+    monkeypatch.setattr(files, "_CHUNK", 64)
+    monkeypatch.setattr(files, "_LONGEST", 256)
+    stream = io.StringIO("[[1], " + element + " ,[2]]")
+    reader = files._Reader(stream, Path("x.json"))
+    assert reader.symbol() == "["
+    reader.skip()
+    assert reader.value() == [1]
+    with pytest.raises(ValueError, match=r"x\.json is cut off or is no valid JSON near"):
+        reader.value()
+    assert stream.tell() < 1_000
 
 
 @FAST

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -193,6 +196,51 @@ def test_a_client_waits_for_no_drops():
         Endpoint(f"{url}/v1", "m", timeout_s=0.5, pause_s=0.0)([], {}, 0)
 
 
+DROPS = {
+    "status": b"HTTP/1.1 200 OK" + b"k" * 500,
+    "header": b"HTTP/1.1 200 OK\r\nServer: " + b"x" * 500,
+    "headers": b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 80,
+    "refusal": b"HTTP/1.1 503 Busy\r\n" + b"A: b\r\n" * 80,
+}
+
+
+@pytest.mark.parametrize("drops", DROPS.values(), ids=DROPS)
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda url: HttpRetriever(url, timeout=0.5, retries=0).retrieve(["q"], 1), RetrieverError),
+        (lambda url: Server(url, timeout_s=0.5).ask("execute", {}), AppWorldError),
+        (lambda url: Server(url, timeout_s=0.5).wait(0.5), AppWorldError),
+        (lambda url: MCPClient(url, 0.5), MCPError),
+        (lambda url: action_schema(url, 0.5), OpenEnvError),
+    ],
+    ids=["retriever", "appworld", "appworld's start", "mcp", "openenv"],
+)
+def test_a_head_in_drops_ends_in_time(ask, error, drops):
+    # A byte each 20 ms: some ten seconds, and no pause reaches the time limit.
+    start = time.monotonic()
+    with answering(drops, b"", 0.02) as url, pytest.raises(error, match=r"complete after 0\.5 s"):
+        ask(url)
+    assert time.monotonic() - start < 5
+
+
+def test_a_session_ends_in_time_though_its_goodbye_is_answered_in_drops():
+    with answering(DROPS["header"], b"", 0.02) as url:
+        session = mcp_client.HttpTransport(url)
+        session._headers = {"Mcp-Session-Id": "s"}
+        start = time.monotonic()
+        session.close()
+        assert 1 < time.monotonic() - start < 6
+
+
+def test_a_session_whose_name_no_header_can_hold_is_left():
+    session = mcp_client.HttpTransport("http://127.0.0.1:9")
+    session._headers = {"Mcp-Session-Id": "two\nlines"}
+    with pytest.raises(MCPError, match="does not answer as an MCP server does"):
+        session.tell({}, 1.0)
+    session.close()
+
+
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
@@ -234,6 +282,104 @@ def test_a_refusal_is_told_though_its_text_has_no_end(ask, error, head, pause_s)
     assert len(str(e.value)) < 400
 
 
+# Over pipes ---------------------------------------------------------------------------------------
+
+STARTED = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {}}).encode()
+LISTED = json.dumps({"jsonrpc": "2.0", "id": 2, "result": {"tools": []}}).encode()
+
+
+@FAST
+@given(
+    st.lists(
+        st.sampled_from([STARTED, LISTED])
+        | st.binary(max_size=40)
+        | VALUES.map(lambda value: json.dumps(value).encode())
+        | VALUES.map(lambda value: json.dumps({"id": 1, "result": value}).encode())
+        | VALUES.map(lambda value: json.dumps({"id": value, "method": value}).encode()),
+        max_size=6,
+    )
+)
+@example([DEEP])
+@example([b'{"id": 1, "error": [1]}'])
+@example([STARTED, b'{"id": "p", "method": "ping"}', LISTED])
+@example([STARTED, b'{"id": 2, "result": {"tools": [{"name": [1], "inputSchema": 3}]}}'])
+def test_whatever_a_server_writes_is_read_or_refused(tmp_path_factory, lines):
+    written = tmp_path_factory.mktemp("server") / "output"
+    written.write_bytes(b"\n".join([*lines, b""]))
+    with contextlib.suppress(MCPError), contextlib.closing(MCPClient(f"cat {written}", 5.0)) as one:
+        one.tools()
+
+
+def process(script: str) -> str:
+    return f"{sys.executable} -c {shlex.quote(script)}"
+
+
+WRITES = "import os, time\nwhile True:\n    "
+FLOODS = {
+    "notifications": process(WRITES + 'os.write(1, b\'{"method": "on"}\\n\' * 99)'),
+    "answers of others": process(WRITES + 'os.write(1, b\'{"id": 0, "result": {}}\\n\' * 99)'),
+    "pings": process(WRITES + 'os.write(1, b\'{"method": "ping", "id": 7}\\n\')'),
+    "notifications in drops": process(
+        WRITES + 'time.sleep(0.02); os.write(1, b\'{"method": "on"}\\n\')'
+    ),
+    "a line without end in drops": process(WRITES + "time.sleep(0.02); os.write(1, b'x')"),
+}
+
+
+@pytest.mark.parametrize("command", FLOODS.values(), ids=FLOODS)
+def test_a_server_that_never_stops_writing_is_given_up_in_time(command):
+    start = time.monotonic()
+    with pytest.raises(MCPError, match=r"did not (answer|read a message of \d+ bytes) within 1 s"):
+        MCPClient(command, 1.0)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    "command", [FLOODS["notifications"], process(WRITES + "os.write(1, b'x' * 999)")]
+)
+def test_a_server_that_never_stops_writing_has_a_size(command, monkeypatch):
+    monkeypatch.setattr(mcp_client, "MAX_ANSWER_BYTES", 9_999)
+    with pytest.raises(MCPError, match="wrote more than 9999 bytes where an answer was expected"):
+        MCPClient(command, 60.0)
+
+
+def test_many_lines_and_long_ones_are_read_whole(tmp_path):
+    tools = [{"name": f"tool {number}", "description": "x" * 5_000} for number in range(200)]
+    listed = json.dumps({"id": 2, "result": {"tools": tools}}).encode()
+    assert len(listed) > 10 * (1 << 16)
+    written = tmp_path / "output"
+    written.write_bytes(b"\n".join([STARTED, *[b'{"method": "on"}'] * 20_000, listed, b""]))
+    with contextlib.closing(MCPClient(f"sh -c 'cat {written}; exec sleep 60'", 60.0)) as client:
+        assert [tool["name"] for tool in client.tools()] == [tool["name"] for tool in tools]
+
+
+def test_a_server_that_does_not_read_is_given_up_in_time():
+    deaf = process(f"import time\nprint({STARTED.decode()!r}, flush=True)\ntime.sleep(60)")
+    client = MCPClient(deaf, 5.0)
+    client.timeout_s = 0.5
+    # A pipe holds 64 KiB.
+    start = time.monotonic()
+    with pytest.raises(MCPError, match=r"did not read a message of \d+ bytes within 0\.5 s"):
+        client.call("turn", {"text": "x" * 200_000})
+    assert time.monotonic() - start < 5
+    client.close()
+
+
+def test_a_message_longer_than_a_pipe_holds_arrives_whole():
+    echo = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    told = json.loads(line)\n"
+        "    size = str(len(line))\n"
+        "    text = {'content': [{'type': 'text', 'text': size}]}\n"
+        "    print(json.dumps({'id': told.get('id'), 'result': text}), flush=True)"
+    )
+    with contextlib.closing(MCPClient(process(echo), 20.0)) as client:
+        (size, is_error) = client.call("turn", {"text": "x" * 1_000_000})
+    assert int(size) > 1_000_000
+    assert not is_error
+
+
 # Servers ------------------------------------------------------------------------------------------
 
 
@@ -273,6 +419,16 @@ REQUESTS = [
     b"BREW /retrieve HTTP/1.1\r\n\r\n",
     b"POST /retrieve HTTP/9.9\r\nContent-Length: 2\r\n\r\n{}",
 ]
+
+
+def test_a_connection_that_is_used_again_has_all_of_its_time_again():
+    with retriever_server() as server:
+        retriever = HttpRetriever(server.url, timeout=7.0)
+        for _ in range(2):
+            assert retriever.retrieve(["q"], 1) == [[]]
+            (connection,) = retriever._endpoints[0]._idle
+            assert connection.sock is not None
+            assert connection.sock.gettimeout() == 7.0
 
 
 def test_the_retriever_server_outlives_every_request():

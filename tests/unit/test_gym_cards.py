@@ -70,6 +70,13 @@ def test_number_line_is_cut_after_ten_steps():
     assert last[2:4] == (False, True)
 
 
+@pytest.mark.parametrize("largest", [2, 3, 4])
+def test_no_number_line_starts_at_its_target(largest):
+    env = NumberLine(max_position=largest)
+    starts = {env.reset(seed=seed)[1]["task_id"] for seed in range(1000)}
+    assert starts == {f"{a} to {b}" for a, b in itertools.permutations(range(largest + 1), 2)}
+
+
 def test_number_line_never_starts_at_its_target():
     counts = Counter(NumberLine().reset(seed=seed)[1]["task_id"] for seed in range(6000))
     pairs = {f"{a} to {b}" for a, b in itertools.permutations(range(6), 2)}
@@ -302,8 +309,8 @@ def test_bad_arguments_are_refused(cls, kwargs, message):
 
 
 def test_other_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="max_position must be at least 1, got 0"):
-        NumberLine(max_position=0)
+    with pytest.raises(ValueError, match="max_position must be at least 2, got 1"):
+        NumberLine(max_position=1)
     with pytest.raises(ValueError, match=r"reward must be one of .*, got 'binary'"):
         EZPoints(reward="binary")
 

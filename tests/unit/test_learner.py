@@ -205,7 +205,7 @@ class TestRatio:
         return batch
 
     @pytest.mark.parametrize("old_logp", ["recompute", "engine"])
-    @pytest.mark.parametrize("temperature", [1.0, 0.6])
+    @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.4])
     def test_is_one_at_learning_rate_zero(self, old_logp, temperature):
         config = tiny_config(old_logp=old_logp, lr=0.0, num_epochs=2, num_minibatches=3)
         config.llm(temperature=temperature)

@@ -164,6 +164,14 @@ class TestFaults:
         assert (report["skipped_steps"], report["optimizer_steps"]) == (1, 2)
         assert 0.0 < moved(learner, before) < 10.0
 
+    def test_a_run_that_goes_on_counts_on(self):
+        one, other = self.learner(), self.learner()
+        one.advantage = other.advantage = -1.0
+        for _ in range(2):
+            update(one, self.batch)
+        other.set_state(one.get_state())
+        assert update(other, self.batch)["skipped_steps_in_a_row"] == 3
+
     @pytest.mark.parametrize("ending", ["taken", "skipped", "broken"])
     def test_no_gradient_outlives_its_step(self, ending, monkeypatch):
         """It would lie beside an engine's cache until the next update."""

@@ -6,10 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 
+from rllib_gigpo import sharding
 from rllib_gigpo.memory_estimate import Plan, estimate, main, plan_of, table
 from rllib_gigpo.recompute import allow_recompute, recompute_layers
+from tests.child import call
 from tests.tiny_runs import tiny_config
 
 CONFIG = transformers.LlamaConfig(
@@ -118,6 +121,46 @@ def test_what_backward_keeps_is_that_of_a_real_pass(dtype, checkpointing):
         # autocast's copies of all weights, whatever is more.
         expected += max(copies, found["score"]["activations"] - copies)
     assert found["update"]["activations"] == pytest.approx(expected, rel=0.01)
+
+
+def test_a_critics_own_body_waits_for_the_backward_pass_too():
+    alone = estimate(CONFIG, PLAN)["update"]
+    both = estimate(CONFIG, dataclasses.replace(PLAN, with_critic_model=True))["update"]
+    assert both["activations"] == 2 * alone["activations"]
+
+
+def test_what_a_sharded_model_keeps_in_bf16_is_that_of_a_real_pass(tmp_path):
+    expected = call(kept_sharded, tmp_path, timeout=280)
+    plan = dataclasses.replace(PLAN, dtype="bfloat16", sharding="fsdp")
+    assert estimate(CONFIG, plan)["update"]["activations"] == pytest.approx(expected, rel=0.01)
+
+
+def kept_sharded(folder: str) -> int:
+    """Bytes that are there for the backward pass once the weights are let go of again."""
+    dist.init_process_group("gloo", f"file://{folder}/group", rank=0, world_size=1)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIG).eval()
+    sharding.shard(model, torch.device("cpu"), dtype=torch.bfloat16)
+    own = {p.to_local().untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    ids, is_token = torch.zeros(4, 32, dtype=torch.long), torch.ones(4, 32, dtype=torch.long)
+    is_token[0, 30:] = 0
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        out = sharding.run(
+            model,
+            lambda lm: lm.base_model(input_ids=ids, attention_mask=is_token, use_cache=False),
+        )
+    assert out.last_hidden_state.requires_grad
+    sizes = [storage.nbytes() for storage in kept.values() if storage.data_ptr() not in own]
+    dist.destroy_process_group()
+    return sum(sizes)
 
 
 def test_settings_make_a_plan(tmp_path, capsys):

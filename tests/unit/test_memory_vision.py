@@ -22,7 +22,7 @@ from rllib_gigpo.recompute import allow_recompute, recompute_layers
 from rllib_gigpo.rows import object_array
 from rllib_gigpo.vision.sight import Sight, load_sight, vision_modules
 from tests.child import call
-from tests.tiny_runs import build_learner, tiny_config, update
+from tests.tiny_runs import bare_learner, tiny_config, update
 from tests.vision_models import build_folder, picture, processor_of, prompt_of
 
 PLAN = Plan(
@@ -146,14 +146,14 @@ def measured(folder: str) -> dict[str, float]:
     settings = tiny_config(optimizer_name="adamw", micro_batch_tokens=plan.micro_batch_tokens)
     settings.llm(model=path, options={}, max_prompt_tokens=160, max_response_tokens=32)
     # What a small model's update imports and starts is no memory of the large one's.
-    update(build_learner(settings), _rows(path, loaded(path)[1], plan))
+    update(bare_learner(settings), _rows(path, loaded(path)[1], plan))
     _enlarge(path)
     config, sight = loaded(path)
     batch = _rows(path, sight, plan)
     expected = sum(estimate(config, plan, sight)["update"].values())
     gc.collect()
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    learner = build_learner(settings)
+    learner = bare_learner(settings)
     # The second step is the first that has the optimizer's state beside the activations.
     for iteration in range(2):
         update(learner, batch, iteration)

@@ -115,6 +115,56 @@ def test_an_answer_ends_the_episode():
         env.close()
 
 
+def won(env: OpenEnv) -> tuple:
+    """Open the box of the episode that has begun."""
+    dial = twin_of(env)
+    env.step(call("step", verb="right", clicks=(dial.secret - dial.shown) % 10))
+    return env.step('{"verb": "unlock"}')
+
+
+def rewarding(server, reward) -> None:
+    """Let a simulation give this reward at every step."""
+    play = server._simulation
+    server._simulation = lambda dial, data: (play(dial, data)[0], reward)
+
+
+def test_a_reward_may_be_absent_on_the_way_and_not_at_the_end():
+    with running("simulation") as (url, server):
+        rewarding(server, None)
+        env = OpenEnv(target=url)
+        env.reset(seed=0)
+        assert env.step(call("step", verb="left", clicks=0))[1:3] == (0.0, False)
+        with pytest.raises(OpenEnvError, match=rf"{url} ended an episode without a reward: set"):
+            won(env)
+        env = OpenEnv(target=url, final_reward=0.25, won_reward=0.25)
+        env.reset(seed=0)
+        assert env.step(call("step", verb="left", clicks=0))[1] == 0.0
+        _, reward, terminated, _, info = won(env)
+        assert (reward, terminated, info["won"]) == (0.25, True, True)
+        env.close()
+
+
+@pytest.mark.parametrize("reward", [0, 0.0, False, True, 1])
+def test_a_number_is_a_reward_at_the_end(reward):
+    with running("simulation") as (url, server):
+        rewarding(server, reward)
+        env = OpenEnv(target=url, final_reward=7.0)
+        env.reset(seed=0)
+        assert won(env)[1:3] == (float(reward), True)
+        env.close()
+
+
+@pytest.mark.parametrize("reward", ["1.0", "", [], [1.0], {}, {"value": 1.0}])
+def test_what_is_no_number_is_no_reward(reward):
+    with running("simulation") as (url, server):
+        rewarding(server, reward)
+        env = OpenEnv(target=url, final_reward=0.0)
+        env.reset(seed=0)
+        with pytest.raises(OpenEnvError, match=rf"{url} gave reward .*: expected a number"):
+            env.step('{"verb": "left"}')
+        env.close()
+
+
 def test_a_full_server_says_so_and_close_makes_room():
     with running("simulation", max_sessions=1) as (url, server):
         first, second = OpenEnv(target=url), OpenEnv(target=url)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
+import numpy as np
 import pytest
 
 from rllib_gigpo.agent import AgentProfile, ChatTemplate, LastSteps, NoMemory
 from rllib_gigpo.record import Example, load_examples, main, record, save_examples
+from rllib_gigpo.vision.files import png_of_picture
+from rllib_gigpo.vision.pictures import Gallery
 from tests.fakes import Countdown
 
 PROFILE = AgentProfile(
@@ -15,6 +19,16 @@ PROFILE = AgentProfile(
     memory=LastSteps(1),
     respond="<action> {action} </action>",
 )
+
+
+def png(pixels: bytes | None = None) -> bytes:
+    """A PNG file of one pixel; with other bytes in place of its compressed pixels."""
+    file = base64.b64decode(png_of_picture(Gallery().hang(np.zeros((1, 1, 3), np.uint8))))
+    start = file.index(b"IDAT") + 4
+    return file if pixels is None else file[:start] + pixels + file[start + len(pixels) :]
+
+
+CUT_PNG, BROKEN_PNG = (base64.b64encode(file).decode() for file in (png()[:-24], png(b"????")))
 
 
 def down(env, observation, info, rng):
@@ -98,13 +112,26 @@ class TestFiles:
             '{"messages": ["hi"], "response": "x"}',
             '{"messages": [{"role": "user"}], "response": "x"}',
             '{"messages": [{"role": "user", "content": ["hi"]}], "response": "x"}',
+            '{"messages": [], "response": "", "pictures": [1]}',
+            '{"messages": [], "response": "", "pictures": null}',
+            '{"messages": [], "response": "", "pictures": {"a": 1}}',
+            '{"messages": [], "response": "", "pictures": {"a": "no base64!"}}',
+            '{"messages": [], "response": "", "pictures": {"a": "bm8gUE5H"}}',
+            '{"messages": [], "response": "", "pictures": {"a": "' + CUT_PNG + '"}}',
+            '{"messages": [], "response": "", "pictures": {"a": "' + BROKEN_PNG + '"}}',
+            "[" * 100_000,
+            '{"messages": [], "response": "", "x": ' + "9" * 10_000 + "}",
+            b"\xff\xfe",
         ],
+        ids=lambda line: repr(line)[:60],
     )
     def test_a_broken_line_is_named(self, tmp_path, line):
         path = tmp_path / "e.jsonl"
-        path.write_text('{"messages": [], "response": ""}\n' + line + "\n")
-        with pytest.raises(ValueError, match="line 2: expected an object with 'messages'"):
+        line = line if isinstance(line, bytes) else line.encode()
+        path.write_bytes(b'{"messages": [], "response": ""}\n' + line + b"\n")
+        with pytest.raises(ValueError, match=r"line 2: expected an object with 'messages'") as told:
             load_examples(path)
+        assert str(path) in str(told.value)
 
 
 class TestCommand:

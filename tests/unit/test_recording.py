@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_gigpo import AgentProfile, ChatTemplate, GiGPOConfig
-from rllib_gigpo.recording.describe import describe_run
+from rllib_gigpo.advantages import (
+    Advantages,
+    StepTable,
+    estimate,
+    gigpo,
+    settings_of,
+    whiten,
+)
+from rllib_gigpo.presets import PRESETS
+from rllib_gigpo.recording.describe import describe_run, start_of
 from rllib_gigpo.recording.folder import (
     RunFolder,
     append_line,
@@ -22,10 +34,12 @@ from rllib_gigpo.recording.folder import (
     write_json,
     write_lines,
 )
+from rllib_gigpo.recording.levels import level_sizes, level_weights
 from rllib_gigpo.recording.pictures import png
 from rllib_gigpo.recording.plain import HIDDEN, jsonable, without_secrets
 from rllib_gigpo.recording.provenance import command, commits, data_of, fingerprint, versions
 from rllib_gigpo.recording.receipt import Costs, read_receipt, receipt_of, receipt_text
+from rllib_gigpo.recording.recorder import _metrics_line
 from rllib_gigpo.recording.rollout_rows import FIELDS, parquet_of, read_rows, rollouts_of
 from rllib_gigpo.vision.pictures import Gallery, PlacedPicture
 from tests.episodes import Step, solo, team
@@ -163,6 +177,39 @@ class TestFolder:
         assert read_json(path) == {"a": 1}
         assert list(tmp_path.iterdir()) == [path]
 
+    @pytest.mark.parametrize("write", [write_bytes, write_json, write_lines])
+    def test_nothing_is_written_through_planted_links(self, write, tmp_path, monkeypatch):
+        """Under the name of the file, and under any that its scratch file might be given."""
+        target, folder = tmp_path / "target", tmp_path / "run"
+        target.write_text("mine")
+        folder.mkdir()
+        path = folder / "report.html"
+        path.symlink_to(target)
+        (folder / f".report.html.{os.getpid()}").symlink_to(target)
+        content = {write_bytes: b"x", write_json: {}, write_lines: [{}]}[write]
+        write(path, content)
+        assert not path.is_symlink()
+        assert target.read_text() == "mine"
+        monkeypatch.setattr("secrets.token_hex", lambda size: "0")
+        (folder / ".report.html.partial-0").symlink_to(target)
+        with pytest.raises(FileExistsError):
+            write(path, content)
+        assert target.read_text() == "mine"
+
+    def test_scratch_names_cannot_be_foretold(self, tmp_path, monkeypatch):
+        seen = []
+
+        def refuse(fd):
+            seen.extend(path.name for path in tmp_path.iterdir())
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                write_bytes(tmp_path / "run.json", b"x")
+        assert len(set(seen)) == 3
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_line_that_was_cut_off_is_left_out(self, tmp_path):
         path = tmp_path / "metrics.jsonl"
         append_line(path, {"iteration": 1})
@@ -202,6 +249,139 @@ class TestFolder:
         assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+TELLING = (
+    "api_key",
+    "apiKey",
+    "apiKeys",
+    "OPENAI_API_KEY",
+    "password",
+    "passwords",
+    "dbPassword",
+    "hf_token",
+    "HFToken",
+    "apiToken",
+    "accessToken",
+    "access_tokens",
+    "client-secret",
+    "clientSecrets",
+    "auth.token",
+    "credentials",
+)
+NOT_TELLING = ("max_prompt_tokens", "tokenizer", "stop_token_ids", "monkey", "gae_level")
+
+
+def advantages_of(config: GiGPOConfig, rows: int = 60) -> Advantages:
+    """What a learner makes of random rows: groups of four episodes, states that come back."""
+    rng = np.random.default_rng(1)
+    episode = np.arange(rows) // 3
+    table = StepTable(
+        group=episode // 4,
+        episode=episode,
+        agent=np.zeros(rows, np.int64),
+        step=np.arange(rows) % 3,
+        anchor=rng.integers(0, 3, rows),
+        reward=rng.normal(size=rows),
+        valid=np.ones(rows, bool),
+    )
+    estimator = config.advantage_estimator
+    settings = {name: getattr(config, name) for name in settings_of(estimator)}
+    columns = {"value": rng.normal(size=rows), "bootstrap": np.zeros(rows)}
+    found = estimate(estimator, table, settings=settings, columns=columns)
+    if not config.whiten_advantages:
+        return found
+    return found._replace(total=whiten(found.total, weights=rng.integers(1, 9, rows)))
+
+
+def half_and_half(table: StepTable, *, f_norm: str) -> Advantages:
+    """An estimator of one's own, which weighs the levels in its own way."""
+    found = gigpo(table, f_norm="none")
+    return found._replace(total=0.5 * found.episode - 0.5 * found.step)
+
+
+class TestLevels:
+    """How large the levels are in the loss, not before it."""
+
+    # HGPO's shares differ from row to row where the episode takes part.
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_the_levels_of_every_preset_add_up_to_its_total(self, name):
+        config = GiGPOConfig.preset(name)
+        found = advantages_of(config)
+        has_levels = found.episode.any() or found.step.any()
+        rest = found.total - level_weights(config, found) @ np.stack([found.episode, found.step])
+        # Whitening takes a mean off.
+        assert np.std(rest) == pytest.approx(0.0 if has_levels else np.std(found.total), abs=1e-9)
+
+    @pytest.mark.parametrize(
+        ("name", "levels"),
+        [
+            ("gigpo", {"episode", "step"}),
+            ("gigpo_no_episode", {"step"}),
+            ("gigpo_no_step", {"episode"}),
+            ("grpo", {"episode"}),
+            ("rloo", {"episode"}),
+            ("reinforce_pp_baseline", {"episode"}),
+            ("hgpo", {"step"}),
+            ("ppo", set()),
+        ],
+    )
+    def test_a_level_without_a_part_in_the_loss_is_0(self, name, levels):
+        config = GiGPOConfig.preset(name)
+        found = advantages_of(config)
+        sizes = level_sizes(config, found)
+        assert {level for level in ("episode", "step") if sizes[f"{level}_mean_abs"] > 0} == levels
+        if len(levels) == 1 and not config.whiten_advantages:
+            (level,) = levels
+            assert sizes[f"{level}_mean_abs"] == pytest.approx(np.mean(np.abs(found.total)))
+
+    def test_weights_and_whitening_count(self):
+        config = GiGPOConfig.preset("gigpo").training(omega=0.5, episode_weight=2.0)
+        found = advantages_of(config)
+        usual = {
+            "episode_mean_abs": 2.0 * np.mean(np.abs(found.episode)),
+            "step_mean_abs": 0.5 * np.mean(np.abs(found.step)),
+        }
+        assert level_sizes(config, found) == pytest.approx(usual)
+        spread = np.std(found.total)
+        config.training(whiten_advantages=True)
+        white = advantages_of(config)
+        scale = np.std(white.total) / spread
+        assert level_sizes(config, white) == pytest.approx(
+            {name: scale * size for name, size in usual.items()}
+        )
+
+    def test_an_estimator_of_ones_own_is_measured(self):
+        config = GiGPOConfig().training(estimator=half_and_half)
+        found = advantages_of(config)
+        np.testing.assert_allclose(level_weights(config, found), [0.5, -0.5])
+        assert level_sizes(config, found)["step_mean_abs"] == pytest.approx(
+            0.5 * np.mean(np.abs(found.step))
+        )
+
+    def test_hgpo_with_its_base_group_has_two_levels(self):
+        config = GiGPOConfig.preset("hgpo").training(history_base_group=True)
+        found = advantages_of(config)
+        sizes = level_sizes(config, found)
+        assert 0 < sizes["episode_mean_abs"] < np.mean(np.abs(found.episode))
+        assert 0 < sizes["step_mean_abs"] < np.mean(np.abs(found.step))
+
+    def test_a_policy_is_measured_with_its_own_settings(self):
+        config = GiGPOConfig().training(omega=1.0)
+        config.rl_module(algorithm_config_overrides_per_module={"b": {"omega": 0.25}})
+        found = advantages_of(config)
+        line = _metrics_line(1, {}, {"a": found, "b": found}, config)["advantages"]
+        size = np.mean(np.abs(found.step))
+        assert line["a"]["step_mean_abs"] == pytest.approx(size)
+        assert line["b"]["step_mean_abs"] == pytest.approx(0.25 * size)
+        assert line["a"]["episode_mean_abs"] == line["b"]["episode_mean_abs"] > 0
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_rows_without_differences_have_levels_of_0(self, name):
+        config = GiGPOConfig.preset(name)
+        none = np.zeros(2)
+        found = Advantages(none, none, none, none, np.ones(2, np.int64))
+        assert level_sizes(config, found) == {"episode_mean_abs": 0.0, "step_mean_abs": 0.0}
+
+
 @dataclass
 class Settings:
     name: str
@@ -234,15 +414,14 @@ class TestPlain:
     def test_an_object_has_no_address(self):
         assert jsonable(object()) == "<object object>"
 
-    @pytest.mark.parametrize(
-        "name", ["api_key", "OPENAI_API_KEY", "password", "hf_token", "client-secret", "auth.token"]
-    )
+    @pytest.mark.parametrize("name", TELLING)
     def test_telling_names_are_hidden(self, name):
         assert without_secrets({"a": [{name: "x1"}]}) == {"a": [{name: HIDDEN}]}
+        nested = {name: ["x1", {"b": ["x2", 3, None, True, ""]}]}
+        hidden = {name: [HIDDEN, {"b": [HIDDEN, 3, None, True, ""]}]}
+        assert without_secrets(nested) == hidden
 
-    @pytest.mark.parametrize(
-        "name", ["max_prompt_tokens", "tokenizer", "stop_token_ids", "monkey", "gae_level"]
-    )
+    @pytest.mark.parametrize("name", [*NOT_TELLING, "token_budget", "tokenLimit"])
     def test_other_names_are_not(self, name):
         assert without_secrets({name: "token"}) == {name: "token"}
         assert without_secrets({"api_key": None, "token": 5}) == {"api_key": None, "token": 5}
@@ -258,10 +437,95 @@ class TestPlain:
             ("WANDB_API_KEY=abc python t.py", "WANDB_API_KEY=*** python t.py"),
             ("python t.py --max-prompt-tokens 64", "python t.py --max-prompt-tokens 64"),
             ("sk-proj-abcdefghijklmnop", "***"),
+            ("python -m train --api-key abc", "python -m train --api-key ***"),
+            ("t.py --verbose --password hunter2", "t.py --verbose --password ***"),
+            ("t.py run --token abc", "t.py run --token ***"),
+            ("t.py run --api-token=a=b&c", "t.py run --api-token=***"),
+            ("t.py --env WANDB_API_KEY=abc -v", "t.py --env WANDB_API_KEY=*** -v"),
+            ("mcp:server --token abc", "mcp:server --token ***"),
+            ("t.py --env 'mcp:server --token abc'", "t.py --env 'mcp:server --token ***'"),
+            ("t.py --password 'my secret phrase' -v", "t.py --password *** -v"),
+            ("t.py --password='my secret phrase' -v", "t.py --password=*** -v"),
+            ("""t.py --password 'it'"'"'s mine' -v""", "t.py --password *** -v"),
+            ("http://h/?a=1&token=abc&b=2", "http://h/?a=1&token=***&b=2"),
+            ("t.py --url 'http://h/?a=1&token=abc'", "t.py --url 'http://h/?a=1&token=***'"),
+            (
+                """t.py --env-config '{"password": "open-sesame", "size": 3}'""",
+                """t.py --env-config '{"password": "***", "size": 3}'""",
+            ),
+            (
+                """t.py '--env-config={"api_keys": ["open", "sesame"]}'""",
+                """t.py '--env-config={"api_keys": ["***", "***"]}'""",
+            ),
+            ("""{"password": "open sesame"}""", """{"password": "***"}"""),
+            ("""t.py --set "{'password': 'a b'}" """, """t.py --set "{'password': '***'}" """),
         ],
     )
     def test_telling_texts_are_hidden(self, text, left):
         assert without_secrets([text]) == [left]
+        assert without_secrets([left]) == [left]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "python -m train --seed 3 --verbose run 'two words' \"three\"  spaces\n",
+            "it's a token, and don't you forget the password",
+            "--token-budget 16384 --max-prompt-tokens 64 --tokenizer x",
+            "C:\\data\\games \\'",
+            '{"size": 3,  "view": "local"}',
+            "[" * 5_000,
+            "t.py --password",
+            "t.py --password --verbose",
+        ],
+    )
+    def test_other_texts_stay_as_they_are(self, text):
+        assert without_secrets([text]) == [text]
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(
+                    ["word", "option", "flag", "secret", "secret=", "VARIABLE", "json"]
+                ),
+                st.sampled_from([*TELLING]),
+                st.text("ab'\" {}[]=&\\", max_size=4),
+            ),
+            max_size=6,
+        ),
+        st.integers(0, 2),
+    )
+    def test_no_place_of_a_command_line_shows_a_secret(self, parts, depth):
+        arguments = ["python", "-m", "train"]
+        for kind, name, text in parts:
+            name = re.sub(r"[^\w-]", "_", name)
+            secret = f"HUSH{text}HUSH"
+            arguments += {
+                "word": ["run"],
+                "option": ["--seed", "3"],
+                "flag": ["--verbose"],
+                "secret": [f"--{name}", secret],
+                "secret=": [f"--{name}={secret}"],
+                "VARIABLE": [f"{name}={secret}"],
+                "json": ["--env-config", json.dumps({"a": [{name: [secret, {"b": secret}]}]})],
+            }[kind]
+        line = shlex.join(arguments)
+        for _ in range(depth):  # a command line in a command line
+            line = shlex.join(["python", "-c", line])
+        hidden = without_secrets(line)
+        assert "HUSH" not in hidden
+        assert hidden.count("run") == line.count("run")
+        assert hidden.count("--seed 3") == line.count("--seed 3")
+
+    def test_a_run_file_shows_no_secret_of_its_command(self):
+        config = GiGPOConfig()
+        line = 'python -m train --api-key HUSH --env-config \'{"passwords": ["HUSH"]}\''
+        config.record_command = line
+        told = {"env": "mcp:server --token HUSH", "env_config": {"apiToken": "HUSH"}}
+        found = {**told, "command": line, "settings": {**told, "record_command": line}}
+        assert "HUSH" not in json.dumps(without_secrets(jsonable(found)))
+        assert "HUSH" not in json.dumps(start_of(config, 0))
+        receipt = receipt_of({**RUN, **without_secrets(jsonable(found))}, Costs())
+        assert "HUSH" not in json.dumps(receipt) + receipt_text(receipt)
 
     def test_what_the_environment_keeps_secret_is_hidden_everywhere(self, monkeypatch):
         monkeypatch.setenv("MY_SERVICE_TOKEN", "plain-words-9")

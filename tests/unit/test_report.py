@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import pickle
 import re
 
@@ -84,6 +85,20 @@ class TestPage:
         write_bytes(folder.pictures / f"{digest}.png", content)
         write_lines(folder.rollout_file(1), [{**row, "picture": digest}])
         assert list(rollout_data(folder, 1)["pictures"]) == [digest]
+
+    def test_no_planted_link_is_written_through(self, tmp_path):
+        """The report of a stranger's folder goes into it, where any name may be a link."""
+        folder = write_run(tmp_path / "run")
+        target = tmp_path / "mine"
+        target.write_text("mine")
+        before = set(folder.path.iterdir())
+        names = ["report.html", f".report.html.{os.getpid()}", ".report.html.tmp", ".report.html"]
+        for name in names:
+            (folder.path / name).symlink_to(target)
+        assert write_report(folder.path) == folder.path / "report.html"
+        assert target.read_text() == "mine"
+        assert {path.name for path in set(folder.path.iterdir()) - before} == set(names)
+        assert (folder.path / "report.html").read_text().startswith("<!doctype html>")
 
     def test_a_picture_name_cannot_leave_the_folder(self, tmp_path):
         folder = write_run(tmp_path / "run", iterations=0)

@@ -11,7 +11,9 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from envs.key_door import KeyDoor
 from envs.key_door_team import KeyDoorTeam
 from rllib_gigpo.engines.base import Request
-from rllib_gigpo.rows import agent_episodes, step_is_valid
+from rllib_gigpo.grouping import exact_anchors
+from rllib_gigpo.metrics import episode_metrics
+from rllib_gigpo.rows import agent_episodes, episodes_to_batch, step_is_valid
 from tests.fakes import Countdown
 from tests.stage import Stage, task, words
 
@@ -173,3 +175,81 @@ def test_agents_that_act_at_once_are_asked_at_once_and_leave_one_by_one():
     assert list(agents["a"].rewards) == [2.0, 2.0, 2.0]
     assert list(agents["b"].rewards) == [0.5]
     assert episode.is_terminated
+
+
+# What an agent earns ------------------------------------------------------------------------------
+
+
+class Relay(MultiAgentEnv):
+    """Plays a script: who is shown something after each step, who has ended, and what is earned.
+
+    Args:
+        steps: Per step (shown, ended by themselves, rewards); the last one ends the episode.
+        begin: Who is shown something at first.
+    """
+
+    def __init__(self, *steps: tuple[str, str, dict[str, float]], begin: str = "a"):
+        super().__init__()
+        self.agents = self.possible_agents = list("abc")
+        self.steps, self.begin, self.taken = steps, begin, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.taken = 0
+        return dict.fromkeys(self.begin, "left 1"), {}
+
+    def step(self, action_dict):
+        shown, ended, rewards = self.steps[self.taken]
+        self.taken += 1
+        earned = {**dict.fromkeys(action_dict, 0.0), **rewards}
+        over = {**dict.fromkeys(ended, True), "__all__": self.taken == len(self.steps)}
+        return dict.fromkeys(shown, "left 1"), earned, over, {"__all__": False}, {}
+
+
+EARNED = {
+    # Acts at every step, with what it is shown at once.
+    "at its own steps": (Relay(("a", "", {"a": 1.0}), ("a", "", {"a": 2.0})), {"a": [1.0, 2.0]}),
+    "between two turns": (
+        Relay(("b", "", {"a": 1.0}), ("a", "", {"a": 2.0, "b": 4.0}), ("ab", "", {"a": 8.0})),
+        {"a": [3.0, 8.0], "b": [4.0]},
+    ),
+    "before it was shown anything": (
+        Relay(("a", "", {"b": 1.0}), ("b", "", {"b": 2.0}), ("ab", "", {"b": 4.0})),
+        {"a": [0.0, 0.0], "b": [7.0]},
+    ),
+    "before its first step, which waits for what comes of it": (
+        Relay(("b", "", {"b": 1.0}), ("a", "", {"b": 2.0}), ("ab", "", {"b": 4.0})),
+        {"a": [0.0, 0.0], "b": [7.0]},
+    ),
+    "after it ended by itself": (
+        Relay(("ab", "b", {"b": 1.0}), ("a", "", {"b": 2.0}), ("a", "", {"b": 4.0}), begin="ab"),
+        {"a": [0.0, 0.0, 0.0], "b": [7.0]},
+    ),
+    "after it ended by itself, shown all the while": (
+        Relay(("ab", "b", {"b": 1.0}), ("ab", "b", {"b": 2.0}), ("ab", "b", {}), begin="ab"),
+        {"a": [0.0, 0.0, 0.0], "b": [3.0]},
+    ),
+    "after it ended by itself, shown nothing any more": (
+        Relay(("a", "b", {"b": 1.0}), ("a", "b", {"b": 2.0}), ("ab", "", {"b": 4.0}), begin="ab"),
+        {"a": [0.0, 0.0, 0.0], "b": [7.0]},
+    ),
+    "without ever acting": (
+        Relay(("a", "", {"c": 1.0}), ("abc", "", {"a": 2.0, "c": 4.0})),
+        {"a": [0.0, 2.0]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EARNED)
+def test_all_that_an_agent_earns_counts_in_one_of_its_steps(kind):
+    env, expected = EARNED[kind]
+    (episode,) = Stage("nonsense", make=lambda: env).play(task())
+    agents = single(episode)
+    assert {agent: list(one.rewards) for agent, one in agents.items()} == expected
+    batch = episodes_to_batch([episode], lambda keys, *_: exact_anchors(keys))
+    rows = batch["default_policy"]
+    assert {
+        agent: rows["reward"][rows["agent_id"] == agent].tolist() for agent in expected
+    } == expected
+    assert episode_metrics([episode])["episode_return_mean"] == sum(
+        map(sum, expected.values())
+    ) / len(expected)

@@ -142,3 +142,20 @@ def test_adapters_of_two_roles_share_one_base():
     moved = dict(first.named_parameters())
     assert any(moved[n].abs().sum() > 0 for n in adapters)
     assert all(dict(second.named_parameters())[n].abs().sum() == 0 for n in adapters)
+
+
+@pytest.mark.parametrize("saved", [None, ["second"]])
+def test_who_is_trained_is_for_the_settings_of_the_run_that_goes_on(saved):
+    before = build_learner(team().multi_agent(policies_to_train=saved))
+    now = build_learner(team().multi_agent(policies_to_train=["first"]))
+    now.set_state(before.get_state())
+    policies = {name: now.module[name].unwrapped().lm for name in ("first", "second")}
+    weights = {n: [p.clone() for p in lm.parameters()] for n, lm in policies.items()}
+    rows = {name: complete_batch(random_rows(12)) for name in policies}
+    now.update(batch=MultiAgentBatch(rows, 12), timesteps={"num_env_steps_sampled_lifetime": 0})
+    moved = {
+        name
+        for name, lm in policies.items()
+        if not all(map(torch.equal, lm.parameters(), weights[name]))
+    }
+    assert moved == {"first"}

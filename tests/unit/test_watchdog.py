@@ -126,7 +126,10 @@ def test_every_signal_is_seen_with_its_beginning(signal):
 @pytest.mark.parametrize("signal", CASES)
 def test_one_bad_iteration_is_none(signal):
     changes, since, *_ = CASES[signal]
-    assert find_alarms(gone_wrong(since, **changes)) == []
+    first = gone_wrong(since, **changes)
+    assert find_alarms(first) == []
+    # Unless nobody wants to wait for a second one.
+    assert [a.signal for a in find_alarms(first, Limits(patience=1))] == [signal]
 
 
 @pytest.mark.parametrize("signal", CASES)
@@ -421,3 +424,33 @@ def test_weights_that_the_file_names_stay_while_the_disk_is_full(tmp_path, monke
         assert BestWeights(tmp_path).iteration == 1
     assert is_judged(3, 0.7) == {"after_000003"}
     assert BestWeights(tmp_path).iteration == 3
+
+
+@pytest.mark.parametrize(("on_collapse", "fresh"), [("warn", 0), ("stop", 1)])
+def test_a_run_that_goes_on_counts_on_and_warns_once(tmp_path, on_collapse, fresh):
+    config = GiGPOConfig().watchdog(on_collapse=on_collapse, patience=2)
+    lines = [
+        {
+            "iteration": number,
+            "env_runners": {"repeated_response_rate": 0.9 if number > 5 else 0.0},
+            "watchdog": {"num_alarms": 4},
+        }
+        for number in range(1, 9)
+    ]
+    events: list[dict[str, Any]] = []
+    recorder = SimpleNamespace(
+        lines=lambda: lines, keep_worst=lambda *_: [], add_event=events.append
+    )
+    algorithm: Any = SimpleNamespace(
+        config=config.recording(folder=str(tmp_path)),
+        recorder=recorder,
+        _storage=None,
+        num_updates=8,
+    )
+    watchdog = Watchdog(algorithm)
+    watchdog.begin(7)  # the eighth iteration was not in the checkpoint
+    result = {key: lines[7][key] for key in ("iteration", "env_runners")}
+    watchdog.on_train_result(algorithm=algorithm, result=result)
+    assert [alarm.signal for alarm in watchdog.alarms] == ["repetition"]
+    assert watchdog.num_alarms == 4 + fresh
+    assert [event["signal"] for event in events] == ["repetition"] * fresh

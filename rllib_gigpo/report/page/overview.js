@@ -55,8 +55,8 @@ function drawCurves(data, axis) {
     const suffix = modules.length > 1 ? ` (${module})` : "";
     const read = (name) => (line) => ((line.advantages || {})[module] || {})[name];
     return [
-      { name: "episode |A_E|" + suffix, color: `var(--c${(2 * i) % 9 + 1})`, points: along(read("episode_mean_abs")) },
-      { name: "step ω|A_S|" + suffix, color: `var(--c${(2 * i + 1) % 9 + 1})`, points: along(read("step_mean_abs")) },
+      { name: "episode level" + suffix, color: `var(--c${(2 * i) % 9 + 1})`, points: along(read("episode_mean_abs")) },
+      { name: "step level" + suffix, color: `var(--c${(2 * i + 1) % 9 + 1})`, points: along(read("step_mean_abs")) },
     ];
   });
   const simple = (title, names, format, range) => chart({
@@ -70,7 +70,7 @@ function drawCurves(data, axis) {
     histogram("Sizes of step groups, share of groups (Fig. 5)", "group"),
     histogram("Sizes of step groups, share of steps", "step"),
     simple("Singletons: states seen once", [["step_groups/group_share/1", "of groups"], ["step_groups/step_share/1", "of steps"]], percent, [0, 1]),
-    chart({ title: "Advantages: mean size of each level", xName, series: split }),
+    chart({ title: "Advantages: mean size of what each level adds", xName, series: split }),
     chart({ title: "Seconds of an iteration (Fig. 6)", xName, series: phases, stacked: true }),
     simple("Tokens of a step", [["prompt_tokens_mean", "prompt"], ["response_tokens_mean", "response"]]),
     simple("Valid actions and cut responses", [["valid_action_rate", "valid actions"], ["response_cut_rate", "cut responses"]], percent, [0, 1]),
