@@ -12,7 +12,7 @@ from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.memory_estimate import estimate, plan_of
 
 _FOLDER = Path(__file__).parents[2] / "tuned_examples"
-# 80 GB are 74.5 GiB. The estimate was off by 13 % at most (docs/scale.md), and CUDA needs some.
+# 80 GB are 74.5 GiB. The estimate was off by 7 % at most (docs/scale.md), and CUDA needs some.
 _GIB, _MOST_GIB = 2**30, 60
 _NUMBERS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16}
 _HARDWARE = re.compile(
