@@ -31,6 +31,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -53,11 +54,11 @@ GROUPS = (4, 8, 16, 32)
 FREES = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
-def part(environment: Mapping[str, str] | None = None, **asked: Any) -> dict[str, Any]:
+def part(*environment: Mapping[str, str], **asked: Any) -> dict[str, Any]:
     """Let a process of its own measure one part.
 
     Args:
-        environment: Variables of that process.
+        *environment: Variables of that process.
         **asked: The part, and what it is told.
 
     Raises:
@@ -67,7 +68,7 @@ def part(environment: Mapping[str, str] | None = None, **asked: Any) -> dict[str
         [sys.executable, "-m", "benchmarks.update_parts", json.dumps(asked)],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        env=dict(ChainMap(*map(dict, environment), {"OMP_NUM_THREADS": "1"}, dict(os.environ))),
     )
     if done.returncode != 0:
         raise RuntimeError(f"{asked} failed:\n{done.stderr[-2000:]}")
