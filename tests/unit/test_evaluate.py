@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +23,7 @@ from rllib_gigpo.vision.files import picture_of_png
 from rllib_gigpo.vision.pictures import Gallery
 from rllib_gigpo_cli.parsers import evaluate_parser
 from tests.chat_server import ChatServer, Echo, echo_profile, serving
+from tests.full_disk import FullDisk
 from tests.ray_runs import weights_of
 from tests.tiny_runs import tiny_config
 
@@ -224,28 +224,10 @@ def test_any_facts_of_an_environment_are_written_and_read_again(tmp_path: Path):
 
 def test_a_full_disk_ends_an_evaluation_and_spoils_no_line(tmp_path: Path, monkeypatch):
     """Half a line is taken back, so that the next one does not stand behind it."""
-    small = 300
-
-    class Full:
-        def __init__(self, file):
-            self._file = file
-
-        def __getattr__(self, name):
-            return getattr(self._file, name)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            self._file.close()
-
-        def write(self, content):
-            room = small - self._file.seek(0, os.SEEK_END)
-            return self._file.write(content[: max(0, room)])
 
     def open_full(path, mode="r", **options):
         file = open(path, mode, **options)  # noqa: SIM115 - closed by whoever asked
-        return Full(file) if mode == "a+b" else file
+        return FullDisk(file, room=300) if mode == "a+b" else file
 
     with monkeypatch.context() as patch:
         patch.setattr("rllib_gigpo.recording.folder.open", open_full, raising=False)
