@@ -1,14 +1,17 @@
-"""Tune's driver holds the calls that are under way, not all answers of a trial."""
+"""Tune's driver holds the calls that are under way, not all answers of a trial or their texts."""
 
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray import tune
 from ray.air.execution._internal import RayActorManager
+from ray.tune.utils import serialization
+from ray.util import debug
 
 from rllib_gigpo.tune_results import release_results
 
@@ -48,3 +51,33 @@ def test_results_are_let_go_of(tmp_path, monkeypatch):
     release_results()
     release_results()
     assert most_held(tmp_path / "released") <= 3
+
+
+class Result:
+    """As a checkpoint's result: JSON has no form for it, and its text holds all metrics."""
+
+    def __init__(self, value: int):
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Result({self.value})"
+
+
+def texts_kept(count: int) -> int:
+    """Return how many texts stay after each of `count` different results was written once."""
+    before = len(debug._logged)
+    for value in range(count):
+        json.dumps({"result": Result(value)}, cls=serialization.TuneFunctionEncoder)
+    return len(debug._logged) - before
+
+
+def test_texts_of_written_results_are_let_go_of(monkeypatch):
+    monkeypatch.setattr(
+        RayActorManager, "_actor_task_resolved", RayActorManager._actor_task_resolved
+    )
+    monkeypatch.setattr(debug, "_logged", set())
+    monkeypatch.setattr(serialization, "log_once", debug.log_once)
+    # What Ray does; where it no longer does, that part of `tune_results` can go.
+    assert texts_kept(5) == 5
+    release_results()
+    assert texts_kept(5) == 0

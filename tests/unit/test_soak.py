@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import soak as benchmark
-from benchmarks.soak import Soak, training
+from benchmarks.soak import Clock, Soak, training
 from benchmarks.soak_analysis import (
     Series,
     judge,
@@ -330,3 +330,18 @@ def test_a_folder_that_holds_a_soak_is_not_written_over(tmp_path):
     (tmp_path / "samples.jsonl").touch()
     with pytest.raises(SystemExit, match="holds a soak: give --output another folder"):
         benchmark.main(["--output", str(tmp_path)])
+
+
+def test_trials_stop_by_the_clock_once_all_of_them_train(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: now)
+    clock = Clock(60.0, trials=2)
+    assert not clock("first", {})
+    now = 170.0  # 70 s alone count for nothing
+    assert not clock("first", {})
+    assert not clock("second", {})
+    now = 229.9
+    assert not clock("first", {})
+    now = 230.0  # 170 + 60
+    assert clock("second", {})
+    assert clock("first", {})
