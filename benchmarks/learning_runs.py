@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from rllib_gigpo.compare.main import TINY_TRAINING
 from rllib_gigpo.models import materialize
 from rllib_gigpo.presets import PRESETS
 from rllib_gigpo.record import record
+from rllib_gigpo.recording.folder import write_bytes
 from rllib_gigpo.scripted import expert, random_legal
 from rllib_gigpo.sft import WarmStart, warm_start
 
@@ -219,9 +219,7 @@ def train(run: Run, output: Path) -> dict[str, Any]:
         "length": after["episode_len_mean"],
         "curve": curve,
     }
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(result))
-    unfinished.rename(path)
+    write_bytes(path, json.dumps(result).encode())
     return result
 
 

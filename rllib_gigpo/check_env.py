@@ -43,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check what the command line names and return the exit status."""
     parser = check_env_parser()
     args = parser.parse_args(arguments)
+    rule = rule_of(parser, args)
     spec, profile = env_of(parser, args)
     rows, is_kept = contract_rows(spec)
     print(format_table(f"contract of {spec.name}", ("check", "result"), rows), flush=True)
     if not is_kept:
         print("\nThe contract is broken: mend the environment before training on it.")
         return 1
-    rule = AnchorRule(args.anchor, args.similarity_threshold, args.similarity_measure)
     played = play(spec, profile, args)
     found = {name: study(groups, rule, args.gamma) for name, groups in played.items()}
     print(f"\n{_study_tables(found, rule, args)}")
@@ -57,6 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     judged = "half expert" if "half expert" in found else "random"
     print(f"\n{verdict(found[judged])} (policy: {judged})")
     return 0
+
+
+def rule_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> AnchorRule:
+    """Return which steps count as taken from the same state; a flag without effect is refused."""
+    flags = {"threshold": args.similarity_threshold, "measure": args.similarity_measure}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if given and args.anchor != "similarity":
+        name = next(iter(given))
+        parser.error(f"--similarity-{name} is of --anchor similarity: add that, or leave it out")
+    return AnchorRule(args.anchor, **given)
 
 
 def contract_rows(spec: LLMEnvSpec) -> tuple[list[tuple[str, str]], bool]:

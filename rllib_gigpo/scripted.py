@@ -31,7 +31,8 @@ class Step:
         context: What its prompt shows.
         anchor: Anchor state that it acted on.
         action: Action text.
-        reward: Reward of the step, and any that came before the agent's next one.
+        reward: Reward of the step, and any that came before the agent's next one; in its first
+            step also what came before.
         is_valid: The environment's verdict; True where it gives none.
     """
 
@@ -136,6 +137,7 @@ def play_episode(
     memories: dict[Any, Any] = {}
     latest: dict[Any, Step] = {}
     taken: dict[Any, int] = {}
+    early: dict[Any, float] = {}
     length = 0
     while not game.is_done and (max_steps is None or length < max_steps):
         actions = {}
@@ -158,9 +160,9 @@ def play_episode(
                 pictures=seen,
             )
             actions[agent] = policy(game.env, observation, info, rng)
-            latest[agent] = Step(
-                agent, context, profile.anchor_of(observation, info), actions[agent]
-            )
+            anchor = profile.anchor_of(observation, info)
+            earned = early.pop(agent, 0.0)
+            latest[agent] = Step(agent, context, anchor, actions[agent], earned)
             steps.append(latest[agent])
             taken[agent] = taken.get(agent, 0) + 1
         outcome = game.step(actions)
@@ -174,5 +176,7 @@ def play_episode(
         for agent, reward in outcome.rewards.items():
             if agent in latest:
                 latest[agent].reward += reward
+            else:
+                early[agent] = early.get(agent, 0.0) + reward
         observations, infos = outcome.acting, outcome.infos
     return ScriptedEpisode(steps, length, game.truncated, game.verdict())

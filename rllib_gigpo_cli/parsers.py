@@ -90,9 +90,9 @@ def check_env_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--gamma", type=float, default=0.95)
     add("--anchor", choices=("exact", "similarity"), default="exact")
-    add("--similarity-threshold", type=float, default=0.9)
+    add("--similarity-threshold", type=float, help="of --anchor similarity, 0.9")
     measures = ("rapidfuzz", "difflib_reference")
-    add("--similarity-measure", choices=measures, default="rapidfuzz")
+    add("--similarity-measure", choices=measures, help="of --anchor similarity, rapidfuzz")
     add("--model", default="tiny", help="whose tokenizer counts; any name of llm(model=...)")
     return parser
 

@@ -102,24 +102,31 @@ def weights_of(algorithm: GiGPO) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in unpack(packed["default_policy"]).items()}
 
 
-# What depends on the clock, the machine, or how often a process was started.
-_OF_THE_MOMENT = (
-    "time",
+# What depends on the clock, the machine, or how often a process was started: whole branches,
+# and names.
+_BRANCHES = {"timers", "perf", "config", "env_runner_group", "fault_tolerance"}
+_NAMES = {
     "date",
+    "timestamp",
     "hostname",
     "node_ip",
     "pid",
-    "perf",
-    "throughput",
-    "seconds",
     "trial_id",
-    "config",
+    "time_this_iter_s",
+    "time_total_s",
+    "time_since_restore",
     "iterations_since_restore",
-    "env_runner_group",
-    "fault_tolerance",
     # RLlib logs these once per process and reports NaN from then on.
-    "trainable_parameters",
-)
+    "num_trainable_parameters",
+    "num_non_trainable_parameters",
+}
+
+
+def _is_of_the_moment(key: str) -> bool:
+    """Whether a result's key may differ in a repeated run; counters of a lifetime may not."""
+    parts = key.split("/")
+    is_timing = any(part.startswith("seconds_") or part.endswith("_throughput") for part in parts)
+    return parts[0] in _BRANCHES or parts[-1] in _NAMES or is_timing
 
 
 def facts_of(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def facts_of(result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: "nan" if isinstance(value, float) and math.isnan(value) else value
         for key, value in _flat(result, "")
-        if not any(word in key for word in _OF_THE_MOMENT)
+        if not _is_of_the_moment(key)
     }
 
 

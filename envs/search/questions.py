@@ -167,7 +167,7 @@ def _read_file(path: Path, data_source: str) -> Iterator[Question]:
 
 
 def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -178,7 +178,10 @@ def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_json(path: Path) -> list[Mapping[str, Any]]:
-    rows = read_json(path.read_text(encoding="utf-8"))
+    try:
+        rows = read_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must hold a JSON list of rows, got {type(rows).__name__}")
     return rows

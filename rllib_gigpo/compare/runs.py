@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from ray.util import ActorPool
 
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.presets import get_preset
+from rllib_gigpo.recording.folder import write_bytes
 
 # From (algorithm, seed) to the settings of a run.
 ConfigOf = Callable[[str, int], GiGPOConfig]
@@ -96,9 +96,7 @@ def train(run: Run, config: GiGPOConfig, folder: Path) -> dict[str, Any]:
         "return": float(evaluated["episode_return_mean"]),
         "curve": curve,
     }
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(result))
-    unfinished.rename(path)
+    write_bytes(path, json.dumps(result).encode())
     return result
 
 

@@ -38,6 +38,14 @@ def test_similarity_and_no_expert(capsys):
     assert told.splitlines()[-1].endswith("(policy: random)")
 
 
+@pytest.mark.parametrize("flag", ["--similarity-threshold=0.8", "--similarity-measure=rapidfuzz"])
+def test_a_flag_of_similarity_without_it_is_refused(capsys, flag):
+    with pytest.raises(SystemExit):
+        main(["KeyDoor", flag])
+    told = capsys.readouterr().err
+    assert f"{flag.split('=')[0]} is of --anchor similarity: add that, or leave it out" in told
+
+
 def test_an_expert_that_gives_up_is_told(capsys):
     assert main(["tests.broken_envs:GivesUp", "--episodes", "8"]) == 0
     told = capsys.readouterr().out

@@ -134,3 +134,14 @@ class TestPlayEpisode:
         assert [step.reward for step in steps] == [*[0.0] * (len(steps) - 2), 1.0, 1.0]
         assert [step.context.step for step in steps[:4]] == [0, 0, 1, 1]
         assert SOLO_AGENT not in {step.agent for step in steps}
+
+    def test_what_an_agent_earns_before_its_first_step_counts_in_that(self):
+        class Generous(KeyDoorTeam):
+            def step(self, action_dict):
+                observations, rewards, *rest = super().step(action_dict)
+                return observations, {**rewards, "agent_1": 0.25}, *rest
+
+        steps = play(Generous(horizon=3), always("go nowhere")).steps
+        assert [step.agent for step in steps] == ["agent_0", "agent_1", "agent_0"]
+        # 0.25 after each of three steps: agent_1 acts in the second, so that all three are its own.
+        assert [step.reward for step in steps] == [0.0, 0.75, 0.0]

@@ -258,6 +258,18 @@ def test_errors_name_file_and_row(tmp_path):
         load_questions(["generated"], "dev")  # type: ignore[arg-type]
 
 
+def test_a_file_that_is_no_utf_8_is_named(tmp_path):
+    row = json.dumps(ROWS[0], ensure_ascii=False).encode()
+    lines = tmp_path / "latin.jsonl"
+    lines.write_bytes(row + b"\n" + b'{"question": "caf\xe9"}\n')
+    with pytest.raises(ValueError, match=r"line 2 of .*latin\.jsonl is not JSON: .*can't decode"):
+        load_questions([str(lines)], "all")
+    whole = tmp_path / "latin.json"
+    whole.write_bytes(b'[{"question": "caf\xe9"}]')
+    with pytest.raises(ValueError, match=r"latin\.json is not JSON: .*can't decode"):
+        load_questions([str(whole)], "all")
+
+
 def test_passages_are_pooled_once(tmp_path):
     rows = [
         {
