@@ -112,12 +112,20 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def engine(self) -> Engine:
         """The engine, built and given the last weights at first use."""
         if self._engine is None:
-            self._engine = build_engine(self.config)
+            self._engine = build_engine(self.config, device=self._engine_device)
             for policy_id, published in self._waiting_weights.items():
                 serve(self._engine, policy_id, published, published.packed)
                 check_held(published, self._engine.checksums(policy_id))
             self._waiting_weights.clear()
         return self._engine
+
+    @property
+    def _engine_device(self) -> str | None:
+        """The CPU where Ray has reserved no GPU for this process: it hides none from it."""
+        config = self.config
+        here = config.num_gpus_per_learner if not config.num_learners else 0
+        reserved = config.num_gpus_per_env_runner if self.worker_index else here
+        return None if reserved else "cpu"
 
     def share_engine(self, other: LLMEnvRunner) -> None:
         """Serve requests from another runner's engine (evaluation beside local training)."""

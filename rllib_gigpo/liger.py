@@ -35,7 +35,8 @@ def use_liger_kernels(model: PreTrainedModel) -> None:
     except ImportError as error:
         raise ImportError(
             "use_liger_kernel=True needs liger-kernel, which is not installed: "
-            "pip install 'rllib-gigpo[liger]', or set learners(use_liger_kernel=False)"
+            "pip install -e '.[liger]' in rllib-gigpo's folder, or set "
+            "learners(use_liger_kernel=False)"
         ) from error
     kind = model.config.model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:

@@ -83,7 +83,8 @@ def add_adapter(model: PreTrainedModel, settings: LoRASettings, seed: int) -> No
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ImportError(
-            "LoRA needs peft, which is not installed: pip install 'rllib-gigpo[lora]'"
+            "LoRA needs peft, which is not installed: pip install -e '.[lora]' in rllib-gigpo's "
+            "folder"
         ) from error
     config = LoraConfig(
         r=settings.rank,

@@ -75,11 +75,11 @@ def cure(phase: str, config: GiGPOConfig) -> str:
         )
     slots = f"lower llm(max_num_seqs=...), now {config.max_num_seqs}"
     if config.engine == "vllm":
-        share = config.engine_options.get("gpu_memory_utilization", "vLLM's default")
+        share = config.vllm_settings.gpu_memory_share
         sleep = "" if config.engine_sleep else "; where learners share its GPU, engine_sleep=True"
         return (
             "lower engines(engine_options={'gpu_memory_utilization': ...}), now "
-            f"{share}; then {slots}{sleep}"
+            f"{share:g}; then {slots}{sleep}"
         )
     return f"{slots}; then env_runners(num_env_runners=...), now {config.num_env_runners}"
 

@@ -201,7 +201,7 @@ def _shadow_explained() -> Iterator[None]:
         place = getattr(envs, "__file__", None) or next(iter(getattr(envs, "__path__", ())), "?")
         raise ImportError(
             f"another package called 'envs' ({place}) hides the one of rllib_gigpo: "
-            "put the folder of rllib_gigpo first on PYTHONPATH, or pip install rllib-gigpo"
+            "put the folder of rllib_gigpo first on PYTHONPATH, or pip install -e . in it"
         ) from error
 
 

@@ -47,7 +47,7 @@ class OpenEnvClient:
         except ImportError as error:
             raise ImportError(
                 f"openenv: needs the websockets package ({error}); install it with "
-                "`pip install rllib-gigpo[openenv]`"
+                "`pip install -e '.[openenv]'` in rllib-gigpo's folder"
             ) from error
         self.url = url
         self.timeout_s = timeout_s

@@ -117,7 +117,8 @@ def _registered(target: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"skyrl:{target} needs skyrl-gym ({error}); install it with "
-            "`pip install rllib-gigpo[skyrl]`, or name a class as skyrl:module:Class"
+            "`pip install -e '.[skyrl]'` in rllib-gigpo's folder, or name a class as "
+            "skyrl:module:Class"
         ) from error
     if target not in skyrl_gym.registry:
         raise ValueError(f"skyrl-gym has no {target!r}: it has {sorted(skyrl_gym.registry)}")

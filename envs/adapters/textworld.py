@@ -121,7 +121,7 @@ def _open(file: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"textworld: needs the textworld package ({error}); install it with "
-            "`pip install rllib-gigpo[textworld]`"
+            "`pip install -e '.[textworld]'` in rllib-gigpo's folder"
         ) from error
     asked = {"description", "inventory", "admissible_commands", "won", "score", "objective"}
     with warnings.catch_warnings():

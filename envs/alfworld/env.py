@@ -56,7 +56,8 @@ class ALFWorld(gymnasium.Env[str, str]):
             differ.
         engine: `"fast"`: this package's engine; it gives the same texts, admissible commands and
             success as the reference some thousand times faster. `"textworld"`: the reference, the
-            packages `alfworld` and `textworld` (`pip install rllib-gigpo[alfworld]`).
+            packages `alfworld` and `textworld` (`pip install -e '.[alfworld]'` in rllib-gigpo's
+            folder).
         data_dir: Where the real games are, in place of ALFWORLD_DATA.
 
     Raises:

@@ -33,7 +33,7 @@ class TextWorldEngine:
         except ImportError as error:
             raise ImportError(
                 f'engine="textworld" needs the alfworld package ({error}); install it with'
-                " `pip install rllib-gigpo[alfworld]`"
+                " `pip install -e '.[alfworld]'` in rllib-gigpo's folder"
             ) from error
         infos = textworld.EnvInfos(won=True, admissible_commands=True)
         try:

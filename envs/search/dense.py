@@ -82,7 +82,7 @@ def sentence_encoder(
     except ImportError as error:
         raise ImportError(
             "a sentence encoder by name needs the package sentence-transformers: "
-            "pip install 'rllib-gigpo[search-dense]'"
+            "pip install -e '.[search-dense]' in rllib-gigpo's folder"
         ) from error
     transformer = SentenceTransformer(model, device=device)
     is_e5 = "e5" in Path(model).name.lower()
@@ -233,7 +233,7 @@ def _faiss():
         import faiss
     except ImportError as error:
         raise ImportError(
-            "a FAISS index needs the package faiss-cpu: pip install 'rllib-gigpo[search-dense]'; "
-            "or choose index='flat', the same exact search in NumPy"
+            "a FAISS index needs the package faiss-cpu: pip install -e '.[search-dense]' in "
+            "rllib-gigpo's folder; or choose index='flat', the same exact search in NumPy"
         ) from error
     return faiss

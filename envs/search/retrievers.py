@@ -171,6 +171,7 @@ def _bm25s():
         import bm25s
     except ImportError as error:
         raise ImportError(
-            "the BM25 retriever needs the package bm25s: pip install 'rllib-gigpo[search]'"
+            "the BM25 retriever needs the package bm25s: pip install -e '.[search]' in "
+            "rllib-gigpo's folder"
         ) from error
     return bm25s

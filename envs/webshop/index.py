@@ -62,7 +62,8 @@ def _bm25s() -> Any:
         import bm25s
     except ImportError as error:
         raise ImportError(
-            "WebShop searches with bm25s; install it with: pip install 'rllib-gigpo[webshop]'"
+            "WebShop searches with bm25s, which is not installed: pip install -e '.[webshop]' in "
+            "rllib-gigpo's folder"
         ) from error
     return bm25s.BM25(k1=_K1, b=_B, method="lucene")
 

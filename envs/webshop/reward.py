@@ -134,7 +134,8 @@ def _tagger() -> Callable[[str], tuple[str, ...]]:
     except (ImportError, OSError):
         warnings.warn(
             "spaCy or its model is not installed: the type factor of WebShop's reward is "
-            "approximate; for the official one: pip install 'rllib-gigpo[webshop]'",
+            "approximate; for the official one: pip install -e '.[webshop]' in rllib-gigpo's "
+            "folder",
             stacklevel=2,
         )
         return _content_words

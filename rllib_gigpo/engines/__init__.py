@@ -20,13 +20,19 @@ def model_folders(config: GiGPOConfig) -> dict[str, str]:
     }
 
 
-def build_engine(config: GiGPOConfig) -> Engine:
-    """Build the in-process engine of one EnvRunner."""
+def build_engine(config: GiGPOConfig, *, device: str | None = None) -> Engine:
+    """Build an engine in this process.
+
+    Args:
+        config: The settings.
+        device: Where it computes; None for CUDA if there is a GPU, else the CPU.
+    """
     from rllib_gigpo.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine(
         model_folders(config),
         dtype=config.dtype,
+        device=device,
         max_model_len=config.max_prompt_tokens + config.max_response_tokens,
         max_num_seqs=config.max_num_seqs,
     )

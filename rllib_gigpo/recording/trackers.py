@@ -137,7 +137,7 @@ def _module(name: str) -> Any:
             raise
         raise ImportError(
             f"recording(trackers=[{name!r}]) needs the package {name}: "
-            f"pip install 'rllib-gigpo[{name}]'"
+            f"pip install -e '.[{name}]' in rllib-gigpo's folder"
         ) from error
 
 

@@ -118,7 +118,7 @@ def test_a_type_without_kernels_is_refused():
 
 def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", None)
-    with pytest.raises(ImportError, match=r"pip install 'rllib-gigpo\[liger\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[liger\]'"):
         use_liger_kernels(None)  # pyright: ignore[reportArgumentType]
 
 

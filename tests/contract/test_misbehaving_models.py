@@ -314,6 +314,11 @@ def test_every_way_of_saying_so_is_understood(error):
     message = r"'engines': lower .*gpu_memory_utilization.*, now 0\.5"
     with pytest.raises(OutOfMemory, match=message), naming_memory("engines", config):
         raise wrapped
+    config.engines(engine_options={}, engine_num_gpus=0.5)
+    # 0.85 of half a GPU
+    message = r"gpu_memory_utilization.*, now 0\.425"
+    with pytest.raises(OutOfMemory, match=message), naming_memory("engines", config):
+        raise wrapped
 
 
 def test_other_errors_pass_as_they_are():

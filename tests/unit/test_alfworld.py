@@ -282,7 +282,7 @@ def test_the_newest_version_that_has_the_split_is_played(tmp_path):
 
 def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(ImportError, match=r"pip install rllib-gigpo\[alfworld\]"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[alfworld\]'"):
         shipped(engine="textworld")
 
 

@@ -103,7 +103,7 @@ class TestSettings:
 
     def test_a_missing_peft_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "peft", None)
-        with pytest.raises(ImportError, match=r"pip install 'rllib-gigpo\[lora\]'"):
+        with pytest.raises(ImportError, match=r"pip install -e '\.\[lora\]'"):
             lora.add_adapter(tiny_model("llama", tied=True), SETTINGS, seed=0)
 
 

@@ -33,7 +33,8 @@ def config_of(learner_gpus: float = 0, engine_gpus: float = 0, **engines: Any) -
     ],
 )
 def test_auto_takes_the_road_that_the_gpus_allow(learner_gpus, engine_gpus, road):
-    config = config_of(learner_gpus, engine_gpus)
+    options = {"tensor_parallel_size": engine_gpus} if engine_gpus > 1 else {}
+    config = config_of(learner_gpus, engine_gpus, engine_options=options)
     config.validate()
     assert config.weight_road == road
     assert config.vllm_settings.weight_transfer == (None if road == "ray" else road)

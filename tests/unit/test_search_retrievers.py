@@ -132,7 +132,7 @@ def test_bm25_refuses_what_it_cannot_index(monkeypatch):
     with pytest.raises(ValueError, match="none of the 2 passages holds a word"):
         BM25Retriever(corpus_of("the", "!"))
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(ImportError, match=r"rllib-gigpo\[search\]"):
+    with pytest.raises(ImportError, match=r"-e '\.\[search\]'"):
         BM25Retriever(corpus_of("fox"))
 
 
@@ -221,9 +221,9 @@ def test_faiss_index_equals_the_flat_one(tmp_path):
 def test_dense_errors(monkeypatch, tmp_path):
     for missing in ("faiss", "sentence_transformers"):
         monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ImportError, match=r"rllib-gigpo\[search-dense\].*index='flat'"):
+    with pytest.raises(ImportError, match=r"-e '\.\[search-dense\]'.*index='flat'"):
         DenseRetriever(WORDS, LETTERS)
-    with pytest.raises(ImportError, match=r"rllib-gigpo\[search-dense\]"):
+    with pytest.raises(ImportError, match=r"-e '\.\[search-dense\]'"):
         sentence_encoder("intfloat/e5-base-v2")
     with pytest.raises(FileNotFoundError, match="no index file"):
         DenseRetriever(WORDS, LETTERS, index=str(tmp_path / "none.npy"))

@@ -44,6 +44,8 @@ def test_unfitting_weights_are_named(tensors: dict[str, torch.Tensor], message: 
         ({"max_num_seqs": 0}, "max_num_seqs=0: expected a whole number"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
         ({"tensor_parallel_size": 4, "num_gpus": 2}, "set num_gpus=4"),
+        ({"tensor_parallel_size": 2, "num_gpus": 4}, "set num_gpus=2"),
+        ({"num_gpus": 2}, "num_gpus=2 with tensor_parallel_size=1, which uses one GPU: set"),
         ({"enable_sleep_mode": True}, "set num_gpus"),
         ({"max_lora_rank": 513}, "max_lora_rank is 513: vLLM serves adapters of rank 512 at most"),
     ],
@@ -51,6 +53,21 @@ def test_unfitting_weights_are_named(tensors: dict[str, torch.Tensor], message: 
 def test_bad_settings_are_refused_with_the_cure(settings: dict, cure: str) -> None:
     with pytest.raises(ValueError, match=cure):
         VLLMSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({}, 0.85),
+        ({"num_gpus": 1}, 0.85),
+        ({"num_gpus": 0.5}, 0.425),
+        ({"num_gpus": 2, "tensor_parallel_size": 2}, 0.85),
+        ({"num_gpus": 0.5, "gpu_memory_utilization": 0.3}, 0.3),
+    ],
+)
+def test_an_engine_takes_its_part_of_a_gpus_memory(settings: dict, share: float) -> None:
+    args = VLLMSettings(**settings).engine_args("folder", on_cpu=False)
+    assert args["gpu_memory_utilization"] == share
 
 
 def test_engine_arguments_fit_the_device() -> None:

@@ -239,7 +239,7 @@ class TestSearch:
 
     def test_missing_bm25s_names_the_extra(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "bm25s", None)
-        with pytest.raises(ImportError, match=r"rllib-gigpo\[webshop\]"):
+        with pytest.raises(ImportError, match=r"-e '\.\[webshop\]'"):
             IndexBuilder()
 
     def test_options_are_searched(self, tmp_path):

@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayActorError
 
-from rllib_gigpo.engines.base import Completion, Request
+from rllib_gigpo.engines.base import Completion, EngineError, Request
 from rllib_gigpo.engines.packing import Checksums, PackedTensors
 from rllib_gigpo.engines.published import Published, check_held, serve
 from rllib_gigpo.engines.vllm.engine import VLLMEngine
-from rllib_gigpo.engines.vllm.process import EngineDiedError
+from rllib_gigpo.engines.vllm.process import EngineDiedError, import_vllm
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,25 @@ class WeightVault:
         return is_first
 
 
+def check_reserved(settings: VLLMSettings) -> None:
+    """Refuse to use a GPU of which Ray does not know.
+
+    Ray hides no GPU from an actor that asks for none: it would take the first one's memory from
+    whoever has reserved that.
+
+    Raises:
+        EngineError: The installed vLLM computes on GPUs, and none is reserved.
+    """
+    import_vllm()
+    from vllm.platforms import current_platform
+
+    if not settings.num_gpus and not current_platform.is_cpu():
+        raise EngineError(
+            "engine_num_gpus=0, but the installed vLLM computes on GPUs: set "
+            "engines(engine_num_gpus=1), or a fraction to share one"
+        )
+
+
 @dataclass(frozen=True)
 class Birth:
     """Which process an engine runs in.
@@ -105,6 +124,7 @@ class VLLMEngineActor:
     """
 
     def __init__(self, policy_id: str, model: str | Path, settings: VLLMSettings, vault_name: str):
+        check_reserved(settings)
         self._policy_id = policy_id
         self._incarnation = uuid.uuid4().hex
         self._engine = VLLMEngine({policy_id: model}, settings)

