@@ -12,11 +12,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -133,7 +135,7 @@ def load_object(path: str) -> Any:
     if not module or not attribute:
         raise ValueError(f"{path!r} names no object: expected module:attribute")
     try:
-        loaded = importlib.import_module(module)
+        loaded = _imported(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
@@ -144,6 +146,21 @@ def load_object(path: str) -> Any:
     if not hasattr(loaded, attribute):
         raise ValueError(f"{path!r}: module {module!r} has no {attribute!r}")
     return getattr(loaded, attribute)
+
+
+def _imported(module: str) -> ModuleType:
+    """Import a module, where need be from the working folder, as `python -m` does.
+
+    A console script's path has that of the script instead.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        here = os.getcwd()
+        if error.name != module.partition(".")[0] or here in sys.path:
+            raise
+        sys.path.append(here)
+        return importlib.import_module(module)
 
 
 def _announce(spec: LLMEnvSpec) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from _by_hand import set_by_hand
 
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.advantages import settings_of
+from rllib_gigpo.commands import json_object
 from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.lora import LoRASettings
 from rllib_gigpo.presets import PRESETS, get_preset
@@ -50,7 +55,11 @@ _OF_GIGPO = ("omega", "f_norm", "gamma", "anchor", "similarity_threshold")
 # What decides how much is played: the environment's number of episodes stays the same.
 _OF_GROUPS = ("num_groups", "group_size")
 # Arguments of vLLM engines, with their defaults.
-_OF_ENGINES = {"num_engines": 1, "gpus_per_engine": 1.0}
+_OF_ENGINES = {"num_engines": 1, "gpus_per_engine": 1.0, "engine_options": "{}"}
+
+
+_HELP_OPTIONS = 'fields of VLLMSettings, such as {"gpu_memory_utilization": 0.6}'
+_HELP_SET = "arguments of training(...) and llm(...) that replace the example's"
 
 
 def add_choices(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +75,14 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     add("--similarity-threshold", type=float, default=None, help="of --anchor similarity")
     add("--engine", default="transformers", choices=("transformers", "vllm"))
     add("--num-engines", type=int, default=1, help="vLLM engines")
-    add("--gpus-per-engine", type=float, default=1.0, help="GPUs of a vLLM engine")
+    add(
+        "--gpus-per-engine",
+        type=float,
+        default=1.0,
+        help="GPUs of a vLLM engine: several share the model, a fraction of one is shared",
+    )
+    add("--engine-options", default="{}", metavar="JSON", help=_HELP_OPTIONS)
+    add("--set", default="{}", metavar="JSON", help=_HELP_SET)
     add(
         "--sharding",
         default=None,
@@ -96,10 +112,40 @@ def base_config(args: argparse.Namespace, *, model: str) -> GiGPOConfig:
         # Ratio and correction are of one kind.
         config.training(rollout_correction=RolloutCorrection(level="sequence"))
     if args.engine == "vllm":
-        config.engines(
-            engine="vllm", num_engines=args.num_engines, engine_num_gpus=args.gpus_per_engine
-        )
+        options = json_object(args.engine_options, "--engine-options", "fields of VLLMSettings")
+        engines = vllm_engines(args.gpus_per_engine, options)
+        config.engines(num_engines=args.num_engines, **engines)
     return config.debugging(seed=args.seed)
+
+
+def vllm_engines(gpus: float, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `engines(...)`: several GPUs share the model, a part of one is shared.
+
+    Args:
+        gpus: GPUs of an engine.
+        options: Fields of `VLLMSettings`.
+    """
+    parallel = {"tensor_parallel_size": int(gpus)} if gpus > 1 else {}
+    return {
+        "engine": "vllm",
+        "engine_num_gpus": gpus,
+        # Whoever shares the GPU needs its memory while nothing is generated.
+        "engine_sleep": 0 < gpus < 1,
+        "engine_options": {**parallel, **options},
+    }
+
+
+def check_results(results: str) -> None:
+    """Refuse a folder that would be lost with the job.
+
+    Raises:
+        ValueError: The cluster is not of this process, and the path is relative.
+    """
+    if "RAY_ADDRESS" in os.environ and not Path(results).is_absolute():
+        raise ValueError(
+            f"--results {results} on a cluster is a folder of the job's own, which the next job "
+            "does not find: name one on shared storage, such as /shared/runs/alfworld"
+        )
 
 
 def has_adapters(args: argparse.Namespace) -> bool:
@@ -165,6 +211,7 @@ def train_as(
     _check_flags(preset.name, flags)
     config.training(**settings | flags)
     _check_read(config, flags)
+    set_by_hand(config, args.set, preset)
     return config
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ray
 import torch
+from _by_hand import set_by_hand
 from _choices import add_choices
 from _training import NO_STEP_LIMIT, check_arguments, train
 from ray.rllib.examples.utils import add_rllib_example_script_args
@@ -15,6 +16,7 @@ from ray.rllib.examples.utils import add_rllib_example_script_args
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.demo import report_iterations
 from rllib_gigpo.models import FROM_SCRATCH, materialize
+from rllib_gigpo.presets import get_preset
 from rllib_gigpo.record import Example, record
 from rllib_gigpo.recording import RunFolder
 from rllib_gigpo.sampler import training_tasks
@@ -64,6 +66,9 @@ def example_parser(
         "--smoke", action="store_true", help="the CPU demo on what ships here, with a tiny model"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--trackers", nargs="+", default=[], help="wandb, mlflow, trackio: what else is told of it"
+    )
     parser.add_argument(
         "--results", default=None, help="folder of the run; by default below runs/, by name"
     )
@@ -125,9 +130,15 @@ def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
     tiny = "tiny-vision" if getattr(args, "view", "text") == "rgb" else "tiny"
     is_tiny = args.model in (None, *FROM_SCRATCH)
     group_size = min(2, config.group_size)
-    return (
+    (
         config.evaluation(evaluation_config=None)
-        .engines(engine="transformers", num_engines=1, engine_num_gpus=0.0)
+        .engines(
+            engine="transformers",
+            num_engines=1,
+            engine_num_gpus=0.0,
+            engine_sleep=False,
+            engine_options={},
+        )
         .llm(
             model=args.model or tiny,
             dtype="float32" if is_tiny else "bfloat16",
@@ -145,6 +156,8 @@ def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
             micro_batch_tokens=4096,
         )
     )
+    set_by_hand(config, args.set, get_preset(args.algo))
+    return config
 
 
 def warm_start_examples(

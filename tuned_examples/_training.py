@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from _choices import as_option
+from _choices import as_option, check_results
 from ray import tune
 from ray.rllib.examples.utils import add_rllib_example_script_args
 
@@ -33,7 +33,7 @@ _SHOWN = {
 }
 # What may differ between the first command and the one that goes on.
 _ARGUMENTS = "arguments.json"
-_OF_THE_MACHINE = ("results", "num_cpus", "verbose", "tune_max_report_freq", "wandb_key")
+_OF_THE_MACHINE = ("results", "num_cpus", "verbose", "tune_max_report_freq", "trackers")
 _OF_THE_EXAMPLE = ("best_return",)
 # The paper trains for a number of iterations, whatever their steps.
 NO_STEP_LIMIT = 10**12
@@ -51,6 +51,8 @@ _WITHOUT_EFFECT = {
     "num_aggregator_actors_per_learner": "rows go to the learners as they are",
     "evaluation_duration_unit": "--evaluation-duration counts episodes",
     "evaluation_parallel_to_training": "--evaluation-num-env-runners=N plays with N runners",
+    "wandb_key": "a command line is seen by everybody: set WANDB_API_KEY where Ray starts, and use "
+    "--trackers wandb",
     "wandb_project": "the variable WANDB_PROJECT names it",
     "wandb_run_name": "a run is named by its algorithm and its environment",
     "as_release_test": "--as-test compares with --stop-reward",
@@ -66,8 +68,10 @@ def train(config: GiGPOConfig, args: argparse.Namespace) -> None:
         args: RLlib's arguments for examples and `results`, the folder.
 
     Raises:
-        ValueError: The folder holds a run with other arguments, or `--as-test` was not passed.
+        ValueError: The folder holds a run with other arguments, or would be lost with the job; or
+            `--as-test` was not passed.
     """
+    check_results(args.results)
     folder = Path(args.results).absolute()
     ray.init(num_cpus=args.num_cpus or None, ignore_reinit_error=True)
     config = with_arguments(config, args, gpus=ray.cluster_resources().get("GPU", 0))
@@ -163,6 +167,9 @@ def with_arguments(config: GiGPOConfig, args: argparse.Namespace, gpus: float) -
         args: RLlib's arguments for examples, and `sharding`.
         gpus: GPUs of the cluster; where `--num-gpus-per-learner` is left out and there is one for
             each learner, each takes one.
+
+    Raises:
+        ValueError: Engines are to run on GPUs, and learners would be left with the CPU.
     """
     if args.num_env_runners is not None:
         config.env_runners(num_env_runners=args.num_env_runners)
@@ -172,6 +179,11 @@ def with_arguments(config: GiGPOConfig, args: argparse.Namespace, gpus: float) -
         if getattr(args, name) is not None
     }
     learners = given.get("num_learners", config.num_learners) or 1
+    if "num_gpus_per_learner" not in given and gpus < learners and config.engine_num_gpus > 0:
+        raise ValueError(
+            f"{learners} learners beside engines on GPUs, and the cluster has {gpus:g} GPUs now: "
+            "wait until its nodes are there, or say --num-gpus-per-learner"
+        )
     given.setdefault("num_gpus_per_learner", int(gpus >= learners))
     config.learners(
         sharding=args.sharding or ("fsdp" if learners > 1 else "replicate"),
@@ -188,10 +200,7 @@ def with_arguments(config: GiGPOConfig, args: argparse.Namespace, gpus: float) -
         config.evaluation(evaluation_config=None)
     if args.log_level is not None:
         config.debugging(log_level=args.log_level)
-    if args.wandb_key is not None:
-        os.environ["WANDB_API_KEY"] = args.wandb_key
-        config.recording(trackers=["wandb"])
-    return config
+    return config.recording(trackers=args.trackers)
 
 
 def stop_at(args: argparse.Namespace) -> dict[str, float]:

@@ -2,17 +2,16 @@
 
 How to run this script
 ----------------------
-`python tuned_examples/search_gigpo.py --questions nq hotpotqa --retriever=http://127.0.0.1:8000 \
+`python tuned_examples/search_gigpo.py --questions nq hotpotqa --retriever=http://HOST:8000 \
 --eval-questions nq triviaqa popqa hotpotqa 2wiki musique bamboogle \
 --engine=vllm --num-engines=8 --num-env-runners=8 --num-learners=8`
 
 trains Qwen2.5-7B-Instruct with the paper's settings on the training questions of NQ and HotpotQA,
 and evaluates it on those of seven sets (Hugging Face data sets, or local files), against a server
-of Search-R1's `/retrieve` protocol, which `python -m envs.search.server --corpus wiki-18.jsonl`
-starts. Hardware: sixteen GPUs with 80 GB, of which eight learn and eight generate. (The paper used
-eight H100, and four for 3B.) Learners share the model (FSDP) and compute activations again for the
-backward pass; `rllib-gigpo check --gpu-gib 74 tuned_examples/search_gigpo.py ...` says whether an
-update fits.
+of Search-R1's `/retrieve` protocol, which docs/environments/search.md starts on HOST. Hardware:
+sixteen GPUs with 80 GB, of which eight learn and eight generate. (The paper used eight H100, and
+four for 3B.) Learners share the model (FSDP) and compute activations again for the backward pass;
+`rllib-gigpo check --gpu-gib 74 tuned_examples/search_gigpo.py ...` says whether an update fits.
 
 - `--model qwen2.5-3b`: the paper's other model.
 - States count as equal from a similarity of 0.9, as in the paper; `--anchor exact` compares them
@@ -50,11 +49,17 @@ parser = example_parser(
 parser.add_argument("--questions", nargs="+", default=["generated"], help="sources to train on")
 parser.add_argument("--eval-questions", nargs="+", default=None, help="by default --questions")
 parser.add_argument("--corpus", default=None, help="generated, questions, or a JSON lines file")
-parser.add_argument("--retriever", default="bm25", help="bm25, dense, or URLs of servers")
+parser.add_argument("--retriever", default="bm25", help="bm25, or URLs of servers")
 
 
 def paper_config(args) -> GiGPOConfig:
     """Return the paper's settings (App. E.1 and the authors' script)."""
+    if args.retriever == "dense":
+        raise ValueError(
+            "--retriever dense would encode the corpus in every EnvRunner: start one server, "
+            "python -m envs.search.server --retriever dense --encoder intfloat/e5-base-v2 "
+            "--host 0.0.0.0, and name its URL"
+        )
     if args.corpus and args.retriever.startswith("http"):
         raise ValueError(
             f"--corpus {args.corpus} with --retriever {args.retriever} has no effect: servers "

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from _choices import MODELS, check_engine_arguments
+from _choices import MODELS, check_engine_arguments, check_results, vllm_engines
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
@@ -120,12 +120,8 @@ def sweep_config(args: argparse.Namespace) -> GiGPOConfig:
     if args.engine == "vllm":
         # On a CPU the engines of all trials share one memory; vLLM would take half of it for each.
         small = {"kv_cache_memory_bytes": 1 << 26} if is_tiny and not args.gpus_per_engine else {}
-        config.engines(
-            engine="vllm",
-            engine_num_gpus=args.gpus_per_engine,
-            engine_num_cpus=args.cpus_per_engine,
-            engine_options=small,
-        )
+        engines = vllm_engines(args.gpus_per_engine, small)
+        config.engines(engine_num_cpus=args.cpus_per_engine, **engines)
     return config
 
 
@@ -201,6 +197,7 @@ def tuner(args: argparse.Namespace, folder: Path) -> tune.Tuner:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Sweep, tabulate, draw."""
     args = parse(arguments)
+    check_results(args.results)
     folder = Path(args.results).absolute()
     wanted = {name: value for name, value in vars(args).items() if name not in _FREE}
     claim(folder, "arguments.json", wanted, option="--results")

@@ -65,6 +65,7 @@ def test_a_folder_belongs_to_its_arguments(training, parser, tmp_path: Path):
         (["--framework=tf2"], "--framework tf2 has no effect: leave it out; RLlib's new API"),
         (["--evaluation-duration-unit=timesteps"], "--evaluation-duration counts episodes"),
         (["--evaluation-parallel-to-training"], "--evaluation-parallel-to-training has no effect"),
+        (["--wandb-key=k"], "--wandb-key k has no effect: leave it out; a command line is seen by"),
         (["--wandb-project=mine"], "the variable WANDB_PROJECT names it"),
         (["--wandb-run-name=mine"], "--wandb-run-name mine has no effect"),
         (["--local-mode"], "--local-mode has no effect"),
@@ -93,7 +94,7 @@ def test_arguments_with_an_effect_are_not(training, parser):
         # --as-test compares the best return with it.
         ["--no-tune", "--as-test", "--stop-reward=1"],
         ["--evaluation-num-env-runners=1", "--evaluation-interval=2"],
-        ["--wandb-key=k", "--checkpoint-freq=1"],
+        ["--trackers", "wandb", "--checkpoint-freq=1"],
     ):
         training.check_arguments(parser.parse_args(arguments), config)
 
@@ -154,6 +155,34 @@ def test_learners_share_the_model(arguments, gpus, expected, training, parser):
     config = training.with_arguments(tiny_config(), parser.parse_args(arguments), gpus=gpus)
     assert (config.sharding, config.activation_checkpointing) == expected
     config.validate()
+
+
+def test_learners_are_not_left_with_the_cpu_beside_engines_on_gpus(training, parser):
+    # A cluster whose nodes are still starting.
+    config = tiny_config().engines(engine="vllm", engine_num_gpus=1)
+    args = parser.parse_args(["--num-learners=2"])
+    with pytest.raises(ValueError, match=r"^2 learners beside .* the cluster has 1 GPUs now: wait"):
+        training.with_arguments(config, args, gpus=1)
+    args = parser.parse_args(["--num-learners=2", "--num-gpus-per-learner=0"])
+    assert training.with_arguments(config, args, gpus=1).num_gpus_per_learner == 0
+    # vLLM on CPUs.
+    config.engines(engine_num_gpus=0)
+    args = parser.parse_args(["--num-learners=2"])
+    assert training.with_arguments(config, args, gpus=0).num_gpus_per_learner == 0
+
+
+@pytest.mark.parametrize("name", ["_training", "sweep_gigpo"])
+def test_results_that_would_be_lost_with_the_job_are_refused(name, training, parser, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    module = importlib.import_module(name)
+    begin = {
+        "_training": lambda: module.train(tiny_config(), parser.parse_args(["--results=runs/x"])),
+        "sweep_gigpo": lambda: module.main(["--results=runs/x"]),
+    }
+    with pytest.raises(
+        ValueError, match=r"^--results runs/x on a cluster is a folder of the job's"
+    ):
+        begin[name]()
 
 
 def test_runners_and_evaluation_follow_rllibs_arguments(training, parser):

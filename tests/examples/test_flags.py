@@ -11,6 +11,7 @@ import pytest
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.advantages import StepTable, estimate
 from rllib_gigpo.advantages.registry import SETTINGS
+from rllib_gigpo.agent.profiles.sokoban import profile as sokoban_profile
 from rllib_gigpo.check.loading import load_config
 from rllib_gigpo.presets import PRESETS
 
@@ -37,7 +38,7 @@ def _config(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GiGP
     module = _module(name, monkeypatch)
     args = getattr(module, "parse", module.parser.parse_args)(list(arguments))
     config = importlib.import_module("_training").with_arguments(
-        module.paper_config(args), args, gpus=0
+        module.paper_config(args), args, gpus=8
     )
     config.validate()
     return config
@@ -96,6 +97,30 @@ def _config(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GiGP
             "--corpus c.jsonl --retriever http://127.0.0.1:1",
             "--corpus c.jsonl with --retriever http://127.0.0.1:1 has no effect",
         ),
+        ("search_gigpo", "--retriever dense", "--retriever dense would encode the corpus in every"),
+        (
+            "webshop_gigpo",
+            '--engine-options {"max_num_seqs":4}',
+            '--engine-options {"max_num_seqs":4} with --engine transformers has no effect',
+        ),
+        (
+            "webshop_gigpo",
+            "--engine vllm --engine-options 4",
+            "--engine-options '4': expected a JS",
+        ),
+        ("webshop_gigpo", "--set [1]", "--set '[1]': expected a JSON object of settings"),
+        ("webshop_gigpo", "--set {", "--set '{' is not JSON"),
+        (
+            "webshop_gigpo",
+            '--set {"omgea":1}',
+            "--set omgea: training(...) and llm(...) have no such setting; did you mean omega?",
+        ),
+        ("webshop_gigpo", '--set {"omega":1}', "--set omega: use --omega, which this example has"),
+        (
+            "webshop_gigpo",
+            '--algo dapo --set {"clip_param":0.3}',
+            "--set clip_param=0.3 with --algo dapo: clip_param=(0.2, 0.28) is what makes this",
+        ),
     ],
 )
 def test_what_would_do_nothing_is_refused(name, arguments, sentence, monkeypatch):
@@ -138,7 +163,27 @@ def test_a_sweep_refuses_what_would_do_nothing(arguments, sentence, monkeypatch)
         ("search_gigpo", "--similarity-threshold 0.8", {"similarity_threshold": 0.8}),
         ("webshop_gigpo", "--anchor similarity --similarity-threshold 1", {"anchor": "similarity"}),
         ("sokoban_gigpo", "--eval-levels LEVELS --boxes 2", {}),
-        ("webshop_gigpo", "--engine vllm --num-engines 2", {"num_engines": 2}),
+        (
+            "webshop_gigpo",
+            "--engine vllm --num-engines 2",
+            {"num_engines": 2, "engine_sleep": False},
+        ),
+        (
+            "webshop_gigpo",
+            "--engine vllm --gpus-per-engine 2",
+            {"engine_num_gpus": 2, "engine_options": {"tensor_parallel_size": 2}},
+        ),
+        (
+            "webshop_gigpo",
+            '--engine vllm --gpus-per-engine 0.5 --engine-options {"max_num_seqs":4}',
+            {"engine_num_gpus": 0.5, "engine_sleep": True, "engine_options": {"max_num_seqs": 4}},
+        ),
+        (
+            "webshop_gigpo",
+            '--set {"lr":1e-5,"group_size":4,"max_prompt_tokens":99}',
+            {"lr": 1e-5, "group_size": 4, "max_prompt_tokens": 99, "num_groups": 16},
+        ),
+        ("webshop_gigpo", "--trackers wandb trackio", {"trackers": ["wandb", "trackio"]}),
     ],
 )
 def test_what_does_something_is_taken(name, arguments, expected, tmp_path, monkeypatch):
@@ -191,6 +236,32 @@ def test_a_flag_is_taken_where_it_changes_advantages(algo, flag, value, monkeypa
         # The environment's own value may be the flag's.
         is_taken = is_taken and getattr(plain, flag) != value
     assert (not np.allclose(found, _advantages(plain))) == is_taken
+
+
+def test_an_environment_of_ones_own_has_its_own_profile(monkeypatch):
+    words = ["--profile", "rllib_gigpo.agent.profiles.sokoban:profile"]
+    config = _config("gym_gigpo", monkeypatch, *words)
+    assert config.agent_profile.prompt == sokoban_profile().prompt
+    assert _config("gym_gigpo", monkeypatch).agent_profile.prompt != sokoban_profile().prompt
+
+
+def test_what_is_set_by_hand_holds_for_the_demo_too(monkeypatch):
+    module = _module("webshop_gigpo", monkeypatch)
+    # More than one GPU would be shared, which a demo without engines must not be.
+    words = ["--smoke", "--set", '{"lr":0.5}', "--engine=vllm", "--gpus-per-engine=0.5"]
+    config = module.demo_config(module.parser.parse_args(words))
+    config.validate()
+    assert (config.lr, config.num_groups, config.engine) == (0.5, 2, "transformers")
+
+
+@pytest.mark.parametrize(("gpus", "share"), [("0.5", 0.425), ("1", 0.85)])
+def test_an_engine_of_a_sweep_takes_its_part_of_a_gpu(gpus, share, monkeypatch):
+    module = _module("sweep_gigpo", monkeypatch)
+    args = module.parse(["--engine=vllm", f"--gpus-per-engine={gpus}", "--gpus-per-learner=0.5"])
+    config = module.sweep_config(args)
+    config.validate()
+    assert config.vllm_settings.gpu_memory_share == share
+    assert config.engine_sleep == (gpus == "0.5")
 
 
 @pytest.mark.parametrize("name", _EVALUATED)

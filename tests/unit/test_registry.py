@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import subprocess
 import sys
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
@@ -280,3 +281,15 @@ def test_what_a_module_of_ones_own_lacks_is_told_as_it_is(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="some_package_that_is_not_there"):
         get_env_spec("lacking:Env")
+
+
+def test_a_module_in_the_working_folder_is_found_from_a_console_script(tmp_path):
+    (tmp_path / "mine_here.py").write_text("class Env:\n    pass\n")
+    # A console script's path begins with the script's own folder; -P leaves out the working one.
+    code = (
+        "from rllib_gigpo.registry import load_object; print(load_object('mine_here:Env').__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["Env"]
