@@ -138,12 +138,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Build one environment now, so that a broken one shows at start-up.
 
         Raises:
-            RuntimeError: It cannot be made, or takes longer than `start_timeout_s`.
+            RuntimeError: It cannot be made, or takes longer than `start_limit_s`.
         """
         try:
             game, self._spaces = call_in_time(
                 self._first_game,
-                self.config.start_timeout_s,
+                self.config.start_limit_s,
                 in_thread=self.config.step_threads > 0,
             )
         except (Exception, SystemExit) as error:

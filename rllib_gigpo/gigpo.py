@@ -284,6 +284,14 @@ class GiGPO(WholeCheckpoints):
         return {**results, "episodes": tuple(self.last_evaluation)}
 
     @override(WholeCheckpoints)
+    def save_to_path(self, *args: Any, **kwargs: Any) -> str:
+        """Write a checkpoint; see `WholeCheckpoints`."""
+        if self.recorder is not None:
+            # Nobody plays an iteration again that a checkpoint counts as done: its rows come first.
+            self.recorder.flush()
+        return super().save_to_path(*args, **kwargs)
+
+    @override(WholeCheckpoints)
     def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
         """Take over a checkpoint, or one component of it; see `WholeCheckpoints`."""
         super().restore_from_path(*args, **kwargs)
@@ -300,6 +308,9 @@ class GiGPO(WholeCheckpoints):
         played_ahead = self.sampler.dump_ahead()
         if played_ahead is not None:
             state["played_ahead"] = played_ahead
+        watched = None if self.watchdog is None else self.watchdog.get_state()
+        if watched is not None:
+            state["watchdog"] = watched
         return state
 
     @override(Algorithm)
@@ -307,6 +318,8 @@ class GiGPO(WholeCheckpoints):
         """Take over a state."""
         self.num_updates = state.get("num_updates", self.num_updates)
         self.sampler.load_ahead(state.get("played_ahead"))
+        if self.watchdog is not None and "watchdog" in state:
+            self.watchdog.set_state(state["watchdog"])
         super().set_state(state)
         self._sync_weights()
 

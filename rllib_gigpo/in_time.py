@@ -23,7 +23,8 @@ def call_in_time(work: Callable[[], T], limit_s: float, *, in_thread: bool) -> T
         limit_s: Seconds that it may take.
         in_thread: Whether a thread of its own makes it. Otherwise the caller's thread does, which
             what is made may then belong to: an alarm interrupts it, where it is the main thread and
-            waits in Python; any other is not interrupted.
+            waits in Python; any other is not interrupted, nor is one whose alarm C code listens to,
+            which Python could not give back. What the call sets for alarms of its own is kept.
 
     Raises:
         TimeoutError: It took longer.
@@ -62,20 +63,29 @@ def _with_alarm(work: Callable[[], T], limit_s: float) -> T:
     def ring(number: int, frame: Any) -> None:
         raise _AlarmError
 
-    handler = signal.signal(signal.SIGALRM, ring)
+    handler = signal.getsignal(signal.SIGALRM)
+    if handler is None:
+        return work()
+    signal.signal(signal.SIGALRM, ring)
     # It rings again, should somebody have caught the first one.
     timer = signal.setitimer(signal.ITIMER_REAL, limit_s, _RING_AGAIN_S)
+    left, interval = 0.0, _RING_AGAIN_S
     try:
         try:
             return work()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
     except _AlarmError:
         raise _late(limit_s) from None
     finally:
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
+        # An environment may have set a handler, or a timer, that serves its later calls.
+        if signal.getsignal(signal.SIGALRM) is ring:
+            signal.signal(signal.SIGALRM, handler)
+        is_own = interval != _RING_AGAIN_S
+        signal.setitimer(signal.ITIMER_REAL, *((left, interval) if is_own else timer))
 
 
 def _late(limit_s: float) -> TimeoutError:
-    return TimeoutError(f"it took over {limit_s:g} s")
+    return TimeoutError(
+        f"it took over {limit_s:g} s; if it needs longer, raise stepping(start_timeout_s=...)"
+    )

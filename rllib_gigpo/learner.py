@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from ray.rllib.core import ALL_MODULES
+from ray.rllib.core import ALL_MODULES, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
@@ -36,7 +36,7 @@ from rllib_gigpo.engines.packing import Checksums, PackedTensors
 from rllib_gigpo.engines.published import Published
 from rllib_gigpo.grouped_learner import GroupedLearner
 from rllib_gigpo.learner_report import UpdateLog, report_values
-from rllib_gigpo.module import CausalLMModule, share_bases
+from rllib_gigpo.module import CausalLMModule, place
 from rllib_gigpo.objective import StepTotals, Totals
 from rllib_gigpo.optimizers import (
     Parameters,
@@ -44,6 +44,7 @@ from rllib_gigpo.optimizers import (
     own_part,
     set_learning_rates,
     whole_state,
+    with_own_options,
 )
 from rllib_gigpo.out_of_memory import naming_memory
 from rllib_gigpo.publishing import checksums_of, packed_weights, publish
@@ -121,14 +122,12 @@ class GiGPOTorchLearner(GroupedLearner):
     @override(TorchLearner)
     def _map_module_to_device(self, module: Any) -> None:
         """Put the modules where this learner computes, or its share of them."""
+        modules = [module[module_id].unwrapped() for module_id in list(module.keys())]
         if not self._is_sharded:
-            super()._map_module_to_device(module)
-            share_bases([module[module_id].unwrapped() for module_id in list(module.keys())])
+            place(modules, self._device)
             return
-        for module_id in list(module.keys()):
-            module[module_id].unwrapped().shard(
-                torch.device(self._device), offload_to_cpu=self.config.offload_to_cpu
-            )
+        for each in modules:
+            each.shard(torch.device(self._device), offload_to_cpu=self.config.offload_to_cpu)
 
     @property
     def _is_sharded(self) -> bool:
@@ -187,6 +186,7 @@ class GiGPOTorchLearner(GroupedLearner):
             over_learners=self._over_learners,
             timed=self._timed,
         )
+        self._language_model(module_id).end_reference_passes()
         self._credit[module_id] = credit
         self.advantages[module_id] = credit.advantages
 
@@ -342,6 +342,16 @@ class GiGPOTorchLearner(GroupedLearner):
                     horizon=self.config.kl_horizon,
                     num_rows=len(self.advantages[module_id].total),
                 )
+        self.release_memory()
+
+    def release_memory(self) -> None:
+        """Give device memory that is not in use back, where engines wake on the same device.
+
+        PyTorch keeps freed memory for itself; vLLM asks the device for what its engines need.
+        """
+        if self.config.engine_sleep and torch.cuda.is_initialized():
+            torch.cuda.ipc_collect()  # what engines have opened by "ipc" and let go of
+            torch.cuda.empty_cache()
 
     @override(Learner)
     def _log_metrics(self, batch: MultiAgentBatch) -> None:
@@ -429,12 +439,17 @@ class GiGPOTorchLearner(GroupedLearner):
 
     @override(TorchLearner)
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
-        if self._is_sharded:
-            state = {
-                name: {**whole, "state": own_part(self._named_optimizers[name], whole["state"])}
-                for name, whole in state.items()
+        super()._set_optimizer_state(
+            {
+                name: {**saved, "state": self._fitted(optimizer, saved["state"])}
+                for name, saved in state.items()
+                if (optimizer := self._named_optimizers.get(name)) is not None
             }
-        super()._set_optimizer_state(state)
+        )
+
+    def _fitted(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        state = with_own_options(optimizer, state)
+        return own_part(optimizer, state) if self._is_sharded else state
 
     @override(Learner)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -450,6 +465,10 @@ class GiGPOTorchLearner(GroupedLearner):
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
         """Take over a state; which policies are trained is for the settings of this run to say."""
+        if COMPONENT_RL_MODULE in state:
+            # RLlib takes weights only where their number is above the learner's, or 0: it would
+            # leave later weights in place, beside the earlier state of the optimizer.
+            self._weights_seq_no = 0
         super().set_state({k: v for k, v in state.items() if k != "should_module_be_updated"})
         if _STATE_KEY in state:
             self._optimizer_steps = dict(state[_STATE_KEY])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray._private.state import actors
+from ray._private.worker import global_worker
+from ray.core.generated.common_pb2 import Address  # pyright: ignore[reportAttributeAccessIssue]
+from ray.exceptions import RayActorError, RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.annotations import override
 
 from rllib_gigpo.checkpoints import CheckpointError
+from rllib_gigpo.in_time import START_LIMIT_S
 from rllib_gigpo.watched_actors import LearnerActors, LearnerError
 
 if TYPE_CHECKING:
@@ -19,22 +26,28 @@ if TYPE_CHECKING:
 
 
 class LLMLearnerGroup(LearnerGroup):
-    """Learners that are watched from the first call on.
+    """Learners that are watched from the first call on, and have a time limit before it.
 
     Args:
         config: The settings.
         **kwargs: RLlib's `module_spec` and `placement_group`.
 
     Raises:
-        LearnerError: A learner could not be built; all have been ended.
+        LearnerError: A learner could not be started or built; all have been ended.
     """
 
     def __init__(self, *, config: GiGPOConfig, **kwargs: Any):
+        start = partial(super().__init__, config=config, **kwargs)
+        limit_s = config.heartbeat_timeout_s
         try:
-            super().__init__(config=config, **kwargs)
-            if self.is_remote:
+            if config.num_learners == 0:
+                start()
+            else:
+                start_in_time(
+                    start, threading.TIMEOUT_MAX if limit_s is None else max(START_LIMIT_S, limit_s)
+                )
                 manager: Any = self._worker_manager
-                self._worker_manager = LearnerActors.take_over(manager, config.heartbeat_timeout_s)
+                self._worker_manager = LearnerActors.take_over(manager, limit_s)
                 # RLlib's own call, which nobody could watch, built nothing: see `GroupedLearner`.
                 self._all("build")
         except Exception:
@@ -106,3 +119,82 @@ class ShardedLearnerGroup(LLMLearnerGroup):
             self._all("release_state")
             raise
         self._all("release_state")
+
+
+def start_in_time(start: Callable[[], None], limit_s: float) -> None:
+    """Start learners; where not all of them come up, end those that were started.
+
+    RLlib keeps their handles to itself until all of them run, waits for that without an end, and
+    raises a bare TypeError where one dies while they find each other.
+
+    Args:
+        start: RLlib's start; it makes the learners' actors, and no others.
+        limit_s: Seconds that it may take.
+
+    Raises:
+        LearnerError: A learner died or stopped.
+    """
+    made = _NewActors()
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        made.kill()  # whoever waits for one of them now hears of its death
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        start()
+    except Exception as error:
+        made.kill()
+        death = _death_in(error)
+        if death is None and not is_late.is_set():
+            raise
+        told = (
+            f"not all ran after {limit_s:g} s (is there room for them? See `ray status`)"
+            if death is None or is_late.is_set()
+            else _told(death)
+        )
+        raise LearnerError(
+            f"a learner died or stopped while it was started: {told}; the learners were ended: "
+            "start the run again, or restore it from its last checkpoint"
+        ) from error
+    finally:
+        timer.cancel()
+
+
+def _death_in(error: BaseException) -> RayError | None:
+    if isinstance(error, TypeError) and not isinstance(error, RayError):
+        return _death_in(error.__context__) if error.__context__ else None
+    return error if isinstance(error, RayError) else None
+
+
+def _told(death: RayError) -> str:
+    text = str(death).strip()
+    # Of a process that is gone Ray tells every way in which that may have come.
+    if isinstance(death, RayActorError) and "creation task" not in text:
+        return "its process was killed (its log or the kernel's says by whom)"
+    return text.rpartition("\n")[2]
+
+
+class _NewActors:
+    """The actors that this process makes from now on, whoever holds their handles."""
+
+    def __init__(self) -> None:
+        owner: Any = Address.FromString(ray.put(None).owner_address())
+        self._owner = owner.ip_address, owner.port
+        self._known = self._ids()
+
+    def kill(self) -> None:
+        worker: Any = global_worker
+        for actor_id in self._ids() - self._known:
+            worker.core_worker.kill_actor(ray.ActorID.from_hex(actor_id), True)
+
+    def _ids(self) -> set[str]:
+        return {
+            actor_id
+            for actor_id, entry in actors().items()
+            if entry["State"] != "DEAD"
+            and (entry["OwnerAddress"]["IPAddress"], entry["OwnerAddress"]["Port"]) == self._owner
+        }

@@ -155,13 +155,15 @@ def share_base(models: Sequence[PreTrainedModel]) -> None:
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     """Let the model compute what it did before it was adapted."""
     layers = adapted_layers(model).values()
+    # peft's `enable_adapters` would also freeze the adapter, and FSDP decides at its first pass,
+    # which may be this one, in which type the gradients of what is not frozen are kept.
     try:
         for layer in layers:
-            layer.enable_adapters(False)
+            layer._disable_adapters = True
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)
+            layer._disable_adapters = False
 
 
 def drop_inputs(model: PreTrainedModel) -> None:

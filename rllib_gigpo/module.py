@@ -156,6 +156,11 @@ class CausalLMModule(TorchRLModule):
         with torch.no_grad(), lora.adapter_off(self.lm):
             return self._run(self.lm, batch, entropy_grad)
 
+    def end_reference_passes(self) -> None:
+        """Let a sharded reference forget its passes; all learners must do so."""
+        if self.reference is not None and self._device is not None:
+            sharding.forget_passes(self.reference)
+
     def _values_of_model(self, batch: MicroBatch) -> torch.Tensor:
         body: Any = self.value_body
         device = self._prepare_pass(body)
@@ -303,12 +308,17 @@ def _is_reference(name: str) -> bool:
     return name.startswith("reference.")
 
 
-def share_bases(modules: Sequence[CausalLMModule]) -> None:
-    """Let policies with adapters on the same model hold its frozen weights once."""
-    bases: dict[tuple, list[Any]] = {}
+def place(modules: Sequence[CausalLMModule], device: torch.device | str) -> None:
+    """Move modules to a device; policies with adapters on one model hold its frozen weights once.
+
+    Args:
+        modules: The modules; changed where they stand.
+        device: Where they go.
+    """
+    bases: dict[tuple, Any] = {}
     for module in modules:
         if module.lora is not None:
             key = (module.model_config["spec"], module.model_config["base_dtype"])
-            bases.setdefault(key, []).append(module.lm)
-    for models in bases.values():
-        lora.share_base(models)
+            # Shared before it moves: the device needs room for one base, however many policies.
+            lora.share_base([bases.setdefault(key, module.lm), module.lm])
+        module.to(device)

@@ -28,15 +28,13 @@ def build_optimizer(groups: Sequence[Parameters], config: GiGPOConfig) -> torch.
     with_rates: Any = [
         {"params": parameters, "lr": rate} for parameters, rate in zip(groups, rates, strict=False)
     ]
+    # Torch steps sharded and whole parameters one after the other only.
+    foreach = False if config.sharding == "fsdp" and config.critic == "model" else None
     if config.optimizer_name != "adamw":
-        return torch.optim.SGD(with_rates)
+        return torch.optim.SGD(with_rates, foreach=foreach)
     first, second = config.adam_betas
     return torch.optim.AdamW(
-        with_rates,
-        betas=(first, second),
-        weight_decay=config.weight_decay,
-        # Torch steps sharded and whole parameters one after the other only.
-        foreach=False if config.sharding == "fsdp" and config.critic == "model" else None,
+        with_rates, betas=(first, second), weight_decay=config.weight_decay, foreach=foreach
     )
 
 
@@ -63,6 +61,27 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         number: gathered(tensors, convert_to_numpy) for number, tensors in state["state"].items()
     }
     return {"state": values, "param_groups": state["param_groups"]}
+
+
+def with_own_options(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with the options of this optimizer, which the run's settings decide.
+
+    Args:
+        optimizer: Of `build_optimizer`.
+        state: Of another run's optimizer: its own options would undo a changed setting, and
+            `foreach` depends on how parameters are spread over the learners.
+
+    Raises:
+        ValueError: The other optimizer had other groups of parameters.
+    """
+    own, saved = optimizer.param_groups, state["param_groups"]
+    if len(own) != len(saved):
+        raise ValueError(
+            f"the state is of an optimizer with {len(saved)} groups of parameters, this run's has "
+            f"{len(own)}: restore it with the training(critic=...) that it was saved with"
+        )
+    groups = [{**group, "params": held["params"]} for group, held in zip(own, saved, strict=True)]
+    return {**state, "param_groups": groups}
 
 
 def own_part(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,23 +71,22 @@ def record(
     Returns:
         Examples in the order played.
     """
-    game = Game(make_env(), "the recorded environment")
     rng = random.Random(seed)
     gallery = Gallery()
     examples = []
-    for number in range(episodes):
-        episode = play_episode(
-            game,
-            profile,
-            policy,
-            rng,
-            seed=seed + number,
-            options=options[number] if options else None,
-            gallery=gallery,
-        )
-        if keep(episode):
-            examples += [_example(profile, step) for step in episode.steps]
-    game.close()
+    with closing(Game(make_env(), "the recorded environment")) as game:
+        for number in range(episodes):
+            episode = play_episode(
+                game,
+                profile,
+                policy,
+                rng,
+                seed=seed + number,
+                options=options[number] if options else None,
+                gallery=gallery,
+            )
+            if keep(episode):
+                examples += [_example(profile, step) for step in episode.steps]
     return examples
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rllib_gigpo.checkpoints import CheckpointError, Place, check_whole
+from rllib_gigpo.one_at_a_time import alone
 from rllib_gigpo.recording.describe import now
 from rllib_gigpo.recording.folder import RunFolder, read_json, read_lines, write_json
 from rllib_gigpo.watched_actors import LearnerError
@@ -24,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"checkpoint_(\d{6,})(\.previous)?")
 # Says that a run was begun by `train_to`, which may begin it anew while it has no checkpoint.
 _BEGUN = "train_to.json"
+_LOCK = ".train_to.lock"
 
 
 def train_to(
@@ -39,7 +42,8 @@ def train_to(
 ) -> T:
     """Train until so many iterations are done; the same call goes on with what a killed one left.
 
-    Where a learner fails, the run goes on from its newest whole checkpoint in this very call.
+    Where a learner fails, the run goes on from its newest whole checkpoint in this very call. While
+    it trains, the folder is closed to other calls, unless its disk has no locks (`flock`).
 
     Args:
         config: The settings; those that decide what is learned must be the same in every call.
@@ -59,20 +63,19 @@ def train_to(
         What `then` returned.
 
     Raises:
-        LearnerError: Learners failed more often than `max_failures`, or could not be built.
+        LearnerError: Learners failed more often than `max_failures`.
         CheckpointError: A checkpoint could not be written, and the ones before are untouched; or
             none of those in the folder is whole.
-        ValueError: `checkpoint_every` or `keep` is below 1, or the folder holds a run without
-            checkpoints that `train_to` did not begin.
+        ValueError: `checkpoint_every` or `keep` is below 1, another call trains in the folder, or
+            it holds a run without checkpoints that `train_to` did not begin.
     """
     for name, value in (("checkpoint_every", checkpoint_every), ("keep", keep)):
         if value < 1:
             raise ValueError(f"{name}={value}: expected at least 1")
     folder = Path(folder).absolute()
-    failures = 0
-    while True:
-        algorithm = _start(config, folder)
-        try:
+
+    def train() -> T:
+        with _started(config, folder) as algorithm:
             while algorithm.num_updates < iterations:
                 before = algorithm.num_updates
                 result = algorithm.train()
@@ -85,13 +88,20 @@ def train_to(
                     algorithm.save_to_path(_checkpoint(folder, done))
                     _forget_others(folder, done, keep)
             return then(algorithm)
-        except LearnerError as error:
-            failures += 1
-            if failures > max_failures:
-                raise
-            _LOG.error("%s (failure %d of at most %d)", error, failures, max_failures)
-        finally:
-            algorithm.stop()
+
+    busy = f"another train_to is at work in {folder}: wait for it, end it, or name another folder"
+    with alone(folder / _LOCK, busy):
+        for left_over in folder.glob(".checkpoint_*.partial-*"):  # of saves that were killed
+            shutil.rmtree(left_over, ignore_errors=True)
+        failures = 0
+        while True:
+            try:
+                return train()
+            except LearnerError as error:
+                failures += 1
+                if failures > max_failures:
+                    raise
+                _LOG.error("%s (failure %d of at most %d)", error, failures, max_failures)
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
@@ -113,7 +123,9 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
     return None
 
 
-def _start(config: GiGPOConfig, folder: Path) -> GiGPO:
+@contextmanager
+def _started(config: GiGPOConfig, folder: Path) -> Iterator[GiGPO]:
+    """Build the algorithm, take over the newest checkpoint, and stop it in the end."""
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         _check_new(folder)
@@ -124,10 +136,9 @@ def _start(config: GiGPOConfig, folder: Path) -> GiGPO:
             write_json(folder / _BEGUN, {"time": now()})
         else:
             algorithm.restore_from_path(checkpoint)
-    except BaseException:
+        yield algorithm
+    finally:
         algorithm.stop()
-        raise
-    return algorithm
 
 
 def _check_new(folder: Path) -> None:

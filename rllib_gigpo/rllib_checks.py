@@ -20,6 +20,7 @@ from rllib_gigpo.value_checks import (
     check_range,
     check_resource,
     check_whole,
+    is_number,
 )
 
 if TYPE_CHECKING:
@@ -33,10 +34,14 @@ _WHOLE = {
     "local_gpu_idx": 0,
     "max_num_env_runner_restarts": 0,
     "metrics_num_episodes_for_smoothing": 1,
-    "min_train_timesteps_per_iteration": 0,
-    "min_sample_timesteps_per_iteration": 0,
     "num_consecutive_env_runner_failures_tolerance": 0,
 }
+# With one of these `train()` makes several updates, and writes down the last one alone.
+_LEAST = (
+    "min_time_s_per_iteration",
+    "min_sample_timesteps_per_iteration",
+    "min_train_timesteps_per_iteration",
+)
 _SECONDS = (
     "delay_between_env_runner_restarts_s",
     "env_runner_health_probe_timeout_s",
@@ -142,8 +147,6 @@ def check_rllib(config: GiGPOConfig) -> Iterator[Callable[[], Any]]:
         yield partial(check_choice, name, getattr(config, name), (True, False))
     for name in _MAPPINGS:
         yield partial(check_mapping, name, getattr(config, name))
-    if config.min_time_s_per_iteration is not None:
-        yield partial(check_range, "min_time_s_per_iteration", config.min_time_s_per_iteration, 0.0)
     if config.evaluation_interval is not None:
         yield partial(check_whole, "evaluation_interval", config.evaluation_interval, 0)
     if config.evaluation_config is not None and not isinstance(
@@ -152,8 +155,19 @@ def check_rllib(config: GiGPOConfig) -> Iterator[Callable[[], Any]]:
         yield partial(check_mapping, "evaluation_config", config.evaluation_config)
     yield partial(check_choice, "log_level", config.log_level, _LEVELS)
     yield partial(check_choice, "placement_strategy", config.placement_strategy, _PLACEMENTS)
+    for name in _LEAST:
+        yield partial(_check_one_update, name, getattr(config, name))
     for check in (_check_stack, _check_classes, _check_policies, _check_unused, _check_local):
         yield partial(check, config)
+
+
+def _check_one_update(name: str, value: Any) -> None:
+    if value is not None and not is_number(value, 0.0, 0.0):
+        raise ValueError(
+            f"reporting({name}={value!r}): expected None or 0, since an iteration is one update, "
+            "and what more of them did would not be recorded; leave it out, and give "
+            "evaluation_interval and checkpoints in iterations"
+        )
 
 
 def _check_stack(config: GiGPOConfig) -> Iterator[str]:

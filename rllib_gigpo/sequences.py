@@ -9,7 +9,8 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -251,8 +252,30 @@ def _unflatten(flat: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
 
 
+class _Answer(tuple):
+    """What a body returns: a last hidden state, and None wherever a model asks for more."""
+
+    def __getattr__(self, name: str) -> torch.Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
+@contextmanager
+def _answering(body: Any, hidden: torch.Tensor) -> Iterator[None]:
+    """Let a body return hidden states without running any of its layers."""
+    own = vars(body).pop("forward", None)
+    body.forward = lambda *_, **__: _Answer([hidden])
+    try:
+        yield
+    finally:
+        del body.forward
+        if own is not None:
+            body.forward = own
+
+
 def check_output_layer(model: PreTrainedModel) -> None:
     """Make sure that logits are the output layer of the last hidden state, nothing more.
+
+    The layers before it do not run: with kernels for GPUs they could not on the CPU.
 
     Raises:
         ValueError: The model scales or caps its logits, so log-probabilities computed at response
@@ -266,8 +289,10 @@ def check_output_layer(model: PreTrainedModel) -> None:
     hook = output_layer.register_forward_hook(_enlarge)
     try:
         with torch.no_grad():
-            whole = model(input_ids=ids, use_cache=False).logits
-            direct = output_layer(body(input_ids=ids, use_cache=False).last_hidden_state)
+            hidden = output_layer.weight[None, : ids.shape[1]].clone()
+            with _answering(body, hidden):
+                whole = model(input_ids=ids, use_cache=False).logits
+            direct = output_layer(hidden)
     finally:
         hook.remove()
         model.train(was_training)

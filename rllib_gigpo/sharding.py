@@ -79,6 +79,16 @@ def run(model: Any, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     return function(model, *args, **kwargs)
 
 
+def forget_passes(model: Any) -> None:
+    """Let a sharded model that is never trained forget its passes; all learners must ask.
+
+    FSDP notes every pass until the next backward one, for a frozen model without an end. This one
+    goes backward through nothing.
+    """
+    with torch.enable_grad():
+        run(model, lambda _: torch.zeros((), requires_grad=True)).backward()
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether this learner holds a part of the tensor only."""
     return isinstance(tensor, DTensor)

@@ -49,7 +49,7 @@ def check_teams(config: GiGPOConfig) -> None:
                 f"{prefix}: there is no such policy, only {', '.join(config.module_ids)}; name it "
                 "in multi_agent(policies=...)"
             )
-        unknown = sorted(set(own) - set(OWN_SETTINGS))
+        unknown = sorted(set(own or ()) - set(OWN_SETTINGS))
         if unknown:
             raise ValueError(
                 f"{prefix} sets {unknown[0]!r}, which all policies share: set it for the run; a "

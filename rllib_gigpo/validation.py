@@ -133,6 +133,7 @@ _NUMBER_OR_NONE = {
     "heartbeat_timeout_s": 1.0,
     "price_per_hour": 0.0,
     "grad_clip": 1e-9,
+    "start_timeout_s": 1e-3,
     "step_timeout_s": 1e-3,
     "episode_timeout_s": 1e-3,
     "dual_clip": 1.0 + 1e-9,
@@ -250,8 +251,11 @@ def _check_mapping(config: GiGPOConfig) -> None:
 
 def _check_policies(config: GiGPOConfig) -> Iterator[str]:
     check_teams(config)
-    for module_id in config.algorithm_config_overrides_per_module:
-        yield from setting_faults(config.get_config_for_module(module_id))
+    for module_id, own in config.algorithm_config_overrides_per_module.items():
+        # Without settings of its own a policy has those of the run, which are checked already.
+        faults = setting_faults(config.get_config_for_module(module_id)) if own else ()
+        for fault in faults:
+            yield f"algorithm_config_overrides_per_module[{module_id!r}]: {fault}"
 
 
 def _check_env(config: GiGPOConfig) -> None:
@@ -345,6 +349,12 @@ def _check_sharding(config: GiGPOConfig) -> Iterator[str]:
         yield (
             f"sharding='fsdp' with num_learners={config.num_learners}: one learner has nobody to "
             "share the model with; set learners(num_learners=2) or more, or sharding='replicate'"
+        )
+    if (config.num_learners or 0) > 1 and 0 < (config.num_gpus_per_learner or 0) < 1:
+        yield (
+            f"num_gpus_per_learner={config.num_gpus_per_learner} with "
+            f"num_learners={config.num_learners}: NCCL, by which learners add up their gradients, "
+            "needs a GPU for each of them; set num_gpus_per_learner=1, or num_learners=1"
         )
     if config.offload_to_cpu and config.sharding != "fsdp":
         yield (

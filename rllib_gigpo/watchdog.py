@@ -1,6 +1,6 @@
 """Collapse, seen in the metrics: pure functions over what a run reports, iteration by iteration.
 
-A history is what `metrics.jsonl` holds: one mapping per iteration, in order, with "iteration",
+A history holds what is looked at of the lines of `metrics.jsonl`, which have "iteration",
 "env_runners" and "learners". A detector looks at one number and says since when it is bad, compared
 with the best that the run has shown before. What changes in good runs too (entropy, KL, length)
 counts only together with a fall of the return.
@@ -9,13 +9,15 @@ counts only together with a fall of the return.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-History = Sequence[Mapping[str, Any]]
+import numpy as np
+
 Points = list[tuple[int, float]]
 
 SIGNALS = (
@@ -96,13 +98,11 @@ def find_alarms(
     """Return what is wrong at the end of a history.
 
     Args:
-        history: Metrics of all iterations so far.
+        history: What all iterations so far have told.
         limits: When a number is bad.
         signals: Which signals are looked at.
     """
     limits = limits or Limits()
-    if not history:
-        return []
     found = [alarm for name in signals for alarm in _DETECTORS[name](history, limits)]
     return sorted(found, key=lambda alarm: (alarm.since, SIGNALS.index(alarm.signal)))
 
@@ -120,20 +120,90 @@ _OF_ROLLOUTS = (
 _OF_LEARNERS = ("entropy", "kl", "engine_logp_gap")
 
 
-def seen(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is ever looked at of an iteration; a long run keeps that of all of them."""
+class History:
+    """What is looked at of all iterations of a run so far, in order.
+
+    A long run keeps it in memory and in every checkpoint: 8 bytes per number. What an iteration
+    does not tell, or not as a finite number, is NaN.
+    """
+
+    def __init__(self) -> None:
+        self._iterations: array[int] = array("q")
+        # By module and name; numbers of the rollouts have the module "".
+        self._columns: dict[tuple[str, str], array[float]] = {}
+
+    @classmethod
+    def of(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
+        """Return the history of iterations."""
+        history = cls()
+        for line in lines:
+            history.add(line)
+        return history
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the history of which this is the state."""
+        history = cls()
+        history._iterations.frombytes(np.asarray(state["iterations"], np.int64).tobytes())
+        for module, columns in state["numbers"].items():
+            for name, column in columns.items():
+                numbers = np.asarray(column, np.float64).tobytes()
+                history._columns[module, name] = array("d", numbers)
+        return history
+
+    def get_state(self) -> dict[str, Any]:
+        """Return arrays: of iterations, and by module and name of numbers."""
+        numbers: dict[str, dict[str, Any]] = {}
+        for (module, name), column in self._columns.items():
+            numbers.setdefault(module, {})[name] = np.array(column)
+        return {"iterations": np.array(self._iterations), "numbers": numbers}
+
+    def __len__(self) -> int:
+        """Return how many iterations there are."""
+        return len(self._iterations)
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules whose learners have told a number, in order."""
+        return sorted({module for module, _ in self._columns} - {""})
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add an iteration."""
+        before = len(self)
+        self._iterations.append(int(line["iteration"]))
+        for key, value in _numbers(line):
+            if key not in self._columns:
+                self._columns[key] = array("d", [math.nan]) * before
+            self._columns[key].append(value)
+        for column in self._columns.values():
+            if len(column) == before:
+                column.append(math.nan)
+
+    def forget_after(self, iteration: int) -> None:
+        """Remove later iterations."""
+        while self._iterations and self._iterations[-1] > iteration:
+            for column in (self._iterations, *self._columns.values()):
+                column.pop()
+
+    def points(self, name: str, module: str = "") -> Points:
+        """Return (iteration, number) of the iterations that tell the number."""
+        column = self._columns.get((module, name), ())
+        told = zip(self._iterations, column, strict=False)
+        return [(iteration, value) for iteration, value in told if not math.isnan(value)]
+
+
+def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], float]]:
+    """Return what is looked at of an iteration, by module and name."""
     learners = line.get("learners") or {}
-    return {
-        "iteration": line["iteration"],
-        "env_runners": _only(line.get("env_runners"), _OF_ROLLOUTS),
-        "learners": {module: _only(found, _OF_LEARNERS) for module, found in learners.items()},
-    }
-
-
-def _only(values: Any, names: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(values, Mapping):
-        return {}
-    return {name: values[name] for name in names if name in values}
+    parts = [("", line.get("env_runners"), _OF_ROLLOUTS)]
+    parts += [(str(module), values, _OF_LEARNERS) for module, values in learners.items()]
+    for module, values, names in parts:
+        if not isinstance(values, Mapping) or module == "__all_modules__":
+            continue
+        for name in names:
+            value = values.get(name)
+            if isinstance(value, int | float) and math.isfinite(value):
+                yield (module, name), float(value)
 
 
 # Detectors ---------------------------------------------------------------------------------------
@@ -143,7 +213,7 @@ _SHARE, _NUMBER = "{:.0%}", "{:.3g}"
 
 def repetition(history: History, limits: Limits) -> Iterator[Alarm]:
     """Find responses that are loops of a few tokens."""
-    points = _played(history, "repeated_response_rate")
+    points = history.points("repeated_response_rate")
     bad, before = _risen(points, limits.repeated)
     what = f"{_SHARE} of the responses are loops of a few tokens"
     yield from _alarm("repetition", points, bad, limits.patience, before, what)
@@ -151,7 +221,7 @@ def repetition(history: History, limits: Limits) -> Iterator[Alarm]:
 
 def invalid_actions(history: History, limits: Limits) -> Iterator[Alarm]:
     """Find that the format of actions, or which of them are possible, is being forgotten."""
-    points = [(i, 1.0 - v) for i, v in _played(history, "valid_action_rate")]
+    points = [(i, 1.0 - v) for i, v in history.points("valid_action_rate")]
     bad, before = _risen(points, limits.invalid)
     what = f"{_SHARE} of the actions are invalid"
     yield from _alarm("invalid_actions", points, bad, limits.patience, before, what)
@@ -159,13 +229,13 @@ def invalid_actions(history: History, limits: Limits) -> Iterator[Alarm]:
 
 def zero_variance(history: History, limits: Limits) -> Iterator[Alarm]:
     """Find that the episodes of a group all end alike, in failure: no advantage is left."""
-    points = _played(history, "uniform_group_share")
+    points = history.points("uniform_group_share")
     before = _best(points, min)
     what = f"the episodes of {_SHARE} of the groups all end alike"
     down = _down(history, limits)
     bad = [v >= limits.uniform and i in down for i, v in points]
     alarms = list(_alarm("zero_variance", points, bad, limits.patience, before, what))
-    success = dict(_played(history, "success_rate"))
+    success = dict(history.points("success_rate"))
     never = [v >= limits.uniform and success.get(i, 1.0) < 0.5 for i, v in points]
     if not alarms and all(never):
         what = f"{what}, without success"
@@ -209,12 +279,12 @@ def engine_gap(history: History, limits: Limits) -> Iterator[Alarm]:
 
 def length(history: History, limits: Limits) -> Iterator[Alarm]:
     """Find responses that are cut off, or of another length than at first while less is earned."""
-    points = _played(history, "response_cut_rate")
+    points = history.points("response_cut_rate")
     bad, before = _risen(points, limits.cut)
     what = f"{_SHARE} of the responses are cut at max_response_tokens"
     yield from _alarm("length", points, bad, limits.patience, before, what)
     down = _down(history, limits)
-    points = _played(history, "response_tokens_mean")
+    points = history.points("response_tokens_mean")
     values = [value for _, value in points]
     first = [median(values[: min(3, max(1, n))]) for n in range(len(values))]
     bad = [
@@ -239,29 +309,9 @@ _DETECTORS: dict[str, Callable[[History, Limits], Iterator[Alarm]]] = {
 # Parts -------------------------------------------------------------------------------------------
 
 
-def _played(history: History, name: str) -> Points:
-    """Return a number of the rollouts, by iteration."""
-    return _points(history, name, lambda line: line.get("env_runners"))
-
-
 def _learned(history: History, name: str) -> list[tuple[str, Points]]:
     """Return a number of every policy's learner, by policy and iteration."""
-    modules = {str(module) for line in history for module in line.get("learners") or {}}
-    return [
-        (module, _points(history, name, lambda line, m=module: (line.get("learners") or {}).get(m)))
-        for module in sorted(modules - {"__all_modules__"})
-    ]
-
-
-def _points(history: History, name: str, part: Callable[[Mapping[str, Any]], Any]) -> Points:
-    """Return (iteration, number) of the iterations that tell the number."""
-    found = []
-    for line in history:
-        values = part(line)
-        value = values.get(name) if isinstance(values, Mapping) else None
-        if isinstance(value, int | float) and math.isfinite(value):
-            found.append((int(line["iteration"]), float(value)))
-    return found
+    return [(module, history.points(name, module)) for module in history.modules]
 
 
 def _best(points: Points, of: Callable[..., float]) -> list[float]:
@@ -277,7 +327,7 @@ def _best(points: Points, of: Callable[..., float]) -> list[float]:
 
 def _down(history: History, limits: Limits) -> set[int]:
     """Return the iterations whose return is far below the best before them."""
-    points = _played(history, "episode_return_mean")
+    points = history.points("episode_return_mean")
     found, worst = set(), math.inf
     for (iteration, value), best in zip(points, _best(points, max), strict=True):
         worst = min(worst, value)

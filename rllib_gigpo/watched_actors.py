@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 import ray
+from ray._private.state import actors
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager, RemoteCallResults
 from ray.rllib.utils.annotations import override
@@ -41,6 +42,7 @@ class WatchedActors(FaultTolerantActorManager):
     limit_s: float | None
     num_silent: int
     _beats: dict[Any, Beat]
+    _unanswered_since: dict[tuple[int, int], float]
 
     @classmethod
     def take_over(cls, manager: FaultTolerantActorManager, limit_s: float | None) -> Self:
@@ -49,6 +51,7 @@ class WatchedActors(FaultTolerantActorManager):
         watched.__dict__.update(vars(manager))
         watched.limit_s, watched.num_silent = limit_s, 0
         watched._beats = {}
+        watched._unanswered_since = {}
         return watched
 
     @property
@@ -115,15 +118,49 @@ class WatchedActors(FaultTolerantActorManager):
             if not waiting:
                 return
             for call in self._silent(waiting, beats, listener):
-                self.num_silent += 1
-                _LOG.error(
-                    "actor %d gave no sign of life for %g s: it is killed, and started again",
-                    actor_of[call],
-                    self.limit_s,
-                )
-                ray.kill(self._actors[actor_of[call]], no_restart=False)
+                self._replace(actor_of[call])
                 # The call fails by itself once Ray has seen to it.
                 listener.forgive(beats[call])
+
+    def _replace(self, actor_id: int) -> None:
+        self.num_silent += 1
+        _LOG.error(
+            "actor %d gave no sign of life for %g s: it is killed, and started again",
+            actor_id,
+            self.limit_s,
+        )
+        ray.kill(self._actors[actor_id], no_restart=False)
+
+    @override(FaultTolerantActorManager)
+    def probe_unhealthy_actors(self, *args: Any, **kwargs: Any) -> list[int]:
+        """Ping actors that are out of service; kill those that leave pings without an answer.
+
+        One that stops between its restart and its first ping would stay out of service for ever:
+        RLlib waits for a ping for a limited time, so nobody listens whether it beats.
+        """
+        restored = super().probe_unhealthy_actors(*args, **kwargs)
+        if self.limit_s is not None:
+            self._replace_unanswering(self.limit_s)
+        return restored
+
+    def _replace_unanswering(self, limit_s: float) -> None:
+        now = time.monotonic()
+        since: dict[tuple[int, int], float] = {}
+        for number in self.actor_ids():
+            if self.is_actor_healthy(number):
+                continue
+            entry = actors(self._actors[number]._actor_id.hex())
+            # Ray calls an actor alive once it has been made: one that still imports, builds its
+            # environment or waits for room is none of these.
+            if entry.get("State") != "ALIVE":
+                continue
+            process = number, entry["NumRestarts"]
+            first = self._unanswered_since.get(process, now)
+            if now - first > limit_s:
+                self._replace(number)
+            else:
+                since[process] = first
+        self._unanswered_since = since
 
     def _silent(
         self, waiting: Sequence[Any], beats: dict[Any, Beat], listener: Listener

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from rllib_gigpo.checkpoints import CheckpointError
 from rllib_gigpo.recording.folder import read_json, write_json
 from rllib_gigpo.recording.recorder import run_path
-from rllib_gigpo.watchdog import Alarm, Limits, find_alarms, seen
+from rllib_gigpo.watchdog import Alarm, History, Limits, find_alarms
 from rllib_gigpo.weight_sync import TOLERANCE
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Watchdog(RLlibCallback):
     def __init__(self, algorithm: GiGPO):
         self._algorithm = algorithm
         self._limits = limits_of(algorithm.config)
-        self._history: list[dict[str, Any]] = []
+        self._history = History()
         self._known: set[tuple[str, str, int]] = set()
         self._best = BestWeights(run_path(algorithm) / "watchdog")
         self._rolls_back = algorithm.config.on_collapse == "rollback"
@@ -72,11 +72,9 @@ class Watchdog(RLlibCallback):
         Args:
             iteration: Iterations that are done.
         """
-        recorder = self._algorithm.recorder
-        if not self._history and recorder is not None:
-            self._go_on([line for line in recorder.lines() if line["iteration"] <= iteration])
-        while self._history and self._history[-1]["iteration"] > iteration:
-            self._history.pop()
+        if not self._has_begun:
+            self._go_on(iteration)
+        self._history.forget_after(iteration)
         if self._rolls_back:
             if iteration == 0 and not self._has_begun:
                 self._best.forget_all()
@@ -88,23 +86,54 @@ class Watchdog(RLlibCallback):
             except CheckpointError as error:
                 _LOG.error("iteration %d: its weights are not kept: %s", iteration, error)
 
-    def _go_on(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Remember what earlier processes of the run have seen and told."""
-        self._history = [seen(line) for line in lines]
+    def get_state(self) -> dict[str, Any] | None:
+        """Return what the next iteration is compared with, and the counts of the run.
+
+        None before the first iteration of this process, unless a state was taken over: what the run
+        folder tells has not been read.
+        """
+        if not self._has_begun:
+            return None
+        return {
+            "history": self._history.get_state(),
+            "num_alarms": self.num_alarms,
+            "rollbacks": self.rollbacks,
+            "candidate": self._best.candidate,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on as the watchdog that had this state; the run folder is asked nothing."""
+        self._history = History.from_state(state["history"])
+        self.num_alarms = state["num_alarms"]
+        self._best.go_on(state["rollbacks"], state["candidate"])
+        self._has_begun = True
+        self._fresh = []
+        self._look_back()
+
+    def _go_on(self, iteration: int) -> None:
+        """Read in the run folder what earlier processes of the run have seen and told."""
+        recorder = self._algorithm.recorder
+        lines = [] if recorder is None else recorder.lines()
+        lines = [line for line in lines if line["iteration"] <= iteration]
+        self._history = History.of(lines)
         if lines:
             self.num_alarms = int((lines[-1].get("watchdog") or {}).get("num_alarms", 0))
+        self._look_back()
+
+    def _look_back(self) -> None:
+        """Find out which alarms have been told before."""
         config = self._algorithm.config
+        self.alarms = find_alarms(self._history, self._limits, config.watch_signals)
         # What asks for more than a warning asks for it until it has been done.
-        if config.on_collapse == "warn":
-            found = find_alarms(self._history, self._limits, config.watch_signals)
-            self._known = {alarm.key for alarm in found}
+        told = self.alarms if config.on_collapse == "warn" else ()
+        self._known = {alarm.key for alarm in told}
 
     def on_train_result(
         self, *, algorithm: Any, metrics_logger: Any = None, result: dict, **kwargs: Any
     ) -> None:
         """Look at the iteration's metrics, and tell what is wrong."""
         number = algorithm.num_updates
-        self._history.append(seen({**result, "iteration": number}))
+        self._history.add({**result, "iteration": number})
         config = algorithm.config
         self.alarms = find_alarms(self._history, self._limits, config.watch_signals)
         self._fresh = [alarm for alarm in self.alarms if alarm.key not in self._known]
@@ -164,7 +193,9 @@ class Watchdog(RLlibCallback):
 
     def _roll_back(self, best: int) -> None:
         algorithm, left = self._algorithm, self._algorithm.num_updates
+        num_alarms = self.num_alarms  # the checkpoint has what had been counted until then
         self._best.restore(algorithm)
+        self.num_alarms = num_alarms
         factor = algorithm.config.rollback_lr_factor**self.rollbacks
         learners: Any = algorithm.learner_group
         for answer in learners.foreach_learner(methodcaller("set_lr_factor", factor)):
@@ -191,6 +222,7 @@ class BestWeights:
     Attributes:
         iteration: Iterations behind the best weights; None while there are none.
         rollbacks: How often they were gone back to.
+        candidate: Iterations behind the weights that are still to be judged, or None.
     """
 
     def __init__(self, folder: Path):
@@ -198,7 +230,7 @@ class BestWeights:
         self._file = folder / "best.json"
         self._state: dict[str, Any] = read_json(self._file) if self._file.is_file() else {}
         self._written = self.iteration
-        self._candidate: int | None = None
+        self.candidate: int | None = None
 
     @property
     def iteration(self) -> int | None:
@@ -213,7 +245,7 @@ class BestWeights:
     def wants(self, iteration: int, every: int) -> bool:
         """Whether the weights after so many iterations are to be saved."""
         is_due = self.iteration is None or iteration % every == 0
-        return is_due and self._candidate is None and iteration != self.iteration
+        return is_due and self.candidate is None and iteration != self.iteration
 
     def forget_all(self) -> None:
         """Forget the weights of another run that was in the folder before."""
@@ -221,18 +253,30 @@ class BestWeights:
             self._state = {}
             self._write()
 
+    def go_on(self, rollbacks: int, candidate: int | None) -> None:
+        """Take over what a checkpoint tells; nothing is written before the run goes on.
+
+        Args:
+            rollbacks: How often the run had been rolled back.
+            candidate: Iterations behind the weights that were still to be judged. They are, where
+                they lie in this folder.
+        """
+        self._state["rollbacks"] = rollbacks
+        is_here = candidate is not None and self._path(candidate).is_dir()
+        self.candidate = candidate if is_here else None
+
     def forget_after(self, iteration: int) -> None:
         """Forget weights of a branch that the run has left for an earlier checkpoint."""
         if self.iteration is not None and self.iteration > iteration:
-            self._state = {"rollbacks": self.rollbacks} if iteration else {}
+            self._state = {"rollbacks": self.rollbacks}
             self._write()
-        if self._candidate is not None and self._candidate > iteration:
-            self._candidate = None
+        if self.candidate is not None and self.candidate > iteration:
+            self.candidate = None
 
     def save(self, algorithm: GiGPO, iteration: int) -> None:
         """Save the weights that are about to play."""
         algorithm.save_to_path(str(self._path(iteration)))
-        self._candidate = iteration
+        self.candidate = iteration
         self._clean()
 
     def judge(self, iteration: int, episode_return: float | None) -> None:
@@ -243,9 +287,9 @@ class BestWeights:
             episode_return: Mean return of the episodes that they played; None where those were
                 part of a collapse.
         """
-        if iteration != self._candidate:
+        if iteration != self.candidate:
             return
-        self._candidate = None
+        self.candidate = None
         if episode_return is not None and episode_return >= self._state.get("return", -math.inf):
             self._write(iteration=iteration, **{"return": float(episode_return)})
         self._clean()
@@ -253,9 +297,10 @@ class BestWeights:
     def restore(self, algorithm: GiGPO) -> None:
         """Go back to the best weights."""
         assert self.iteration is not None
+        rollbacks = self.rollbacks + 1  # the checkpoint has how many there had been until then
         algorithm.restore_from_path(str(self._path(self.iteration)))
-        self._candidate = None
-        self._write(rollbacks=self.rollbacks + 1)
+        self.candidate = None
+        self._write(rollbacks=rollbacks)
         self._clean()
 
     def _path(self, iteration: int) -> Path:
@@ -271,10 +316,10 @@ class BestWeights:
             self._written = self.iteration
 
     def _clean(self) -> None:
-        """Remove what is neither the best nor to be judged."""
-        needed = (self.iteration, self._written, self._candidate)
+        """Remove what is neither the best nor to be judged, and what a killed save has left."""
+        needed = (self.iteration, self._written, self.candidate)
         kept = {self._path(i) for i in needed if i is not None}
-        for path in self._folder.glob("after_*"):
+        for path in (*self._folder.glob("after_*"), *self._folder.glob(".after_*.partial-*")):
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -230,6 +230,8 @@ class WeightSync:
         # After the weights have arrived: they take back their memory by themselves, and the cache
         # of keys and values must not be in the way of the copies that they arrive in.
         if self.fleet is not None and self.config.engine_sleep:
+            # A shared GPU has one learner; it sent from copies on that GPU.
+            self._first_learner(_release_memory)
             self.fleet.wake()
 
     def close(self) -> None:
@@ -274,6 +276,10 @@ def _published(
     if not by_object_store:
         return published
     return {m: replace(p, packed=ray.put(p.packed)) for m, p in published.items()}
+
+
+def _release_memory(learner: Any) -> None:
+    learner.release_memory()
 
 
 def _learner_logps(

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -303,9 +303,12 @@ def _show(
         screen: Where it is shown.
     """
     spec, agent, config = opened
-    with _seat(spec, agent, config, wishes, known, screen) as player, _playing(screen):
-        played = episode(spec.make(), agent, player, name=spec.name, watch=screen.outcome)
-        screen.end(played)
+    with (
+        _seat(spec, agent, config, wishes, known, screen) as player,
+        _playing(screen),
+        closing(spec.make()) as env,
+    ):
+        screen.end(episode(env, agent, player, name=spec.name, watch=screen.outcome))
 
 
 @contextmanager

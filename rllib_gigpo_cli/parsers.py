@@ -15,7 +15,10 @@ from typing import Any
 
 _ENV = "name of an environment, gymnasium id, or module:Class"
 _RUNS = "which runs what its author put into it"
-TRUST = f"unpickle the checkpoint and make the environment it names, {_RUNS}; for what is your own"
+TRUST = f"unpickle the checkpoint, {_RUNS}; for what is your own"
+TRUST_WORLD = (
+    f"unpickle the checkpoint and make the environment it names, {_RUNS}; for what is your own"
+)
 TRUST_RUN = f"make whatever environment run.json names, {_RUNS}; for runs of your own"
 _ALSO_MODULES = ("quickstart", "check-env", "record", "sft", "export")
 _OWN_PROFILE = "by default the environment's own"
@@ -226,7 +229,7 @@ episodes.jsonl, result.json, table.md and table.tex.""",
     add("--workers", type=int, default=16, help="episodes at once, %(default)s")
     add("--quiet", action="store_true", help="no progress")
     add("--output", default=None, help="folder; by default below runs/evaluate")
-    add("--trust-checkpoint", action="store_true", help=TRUST)
+    add("--trust-checkpoint", action="store_true", help=TRUST_WORLD)
     return parser
 
 

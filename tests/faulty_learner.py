@@ -16,11 +16,16 @@ class FaultyLearner(GiGPOTorchLearner):
 
     The file is that of `tests.ray_runs.Fragile`, with ".learner" behind its name:
 
+    - "start": send itself SIGSTOP before anything is built.
     - "build": raise while the module is built.
     - "raise", "kill", "stop": raise, or send itself SIGKILL or SIGSTOP, in the middle of an update,
       while the other waits for its gradients.
     - "full": learner 0 has a disk without room at the next save.
     """
+
+    def _set_learner_index_and_placement_group(self, **arguments: Any) -> None:
+        super()._set_learner_index_and_placement_group(**arguments)
+        self._fail("start")
 
     def build(self) -> None:
         if not self._waits_for_group:

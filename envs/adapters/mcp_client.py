@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from envs.wire import (
+from rllib_gigpo_wire import (
     MAX_ANSWER_BYTES,
     open_url,
     read_lines,

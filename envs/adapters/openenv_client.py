@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from envs.wire import open_url, read_object, read_whole
+from rllib_gigpo_wire import open_url, read_object, read_whole
 
 _MAX_MESSAGE_BYTES = 100 * 2**20
 _REFUSED = frozenset({"VALIDATION_ERROR", "EXECUTION_ERROR"})

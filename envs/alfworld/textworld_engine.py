@@ -44,8 +44,8 @@ class TextWorldEngine:
 
     def reset(self, game: Game) -> Turn:
         """Start an episode of `game`."""
-        argv = sys.argv
         with _TRANSLATOR:
+            argv = sys.argv
             try:
                 if game != self._loaded:
                     self._env.load(load_game(game))

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.wire import build_opener, read_object, read_refusal, read_whole
+from rllib_gigpo_wire import build_opener, read_object, read_refusal, read_whole
 
 _TAIL_CHARS = 800
 _ASK_EVERY_S = 0.1

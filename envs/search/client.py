@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from envs.search.passages import Hit, passage_from_document
 from envs.search.retrievers import RetrieverError
-from envs.wire import HTTPConnection, HTTPSConnection, read_object, read_whole
+from rllib_gigpo_wire import HTTPConnection, HTTPSConnection, read_object, read_whole
 
 _EXCERPT_CHARS = 300
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from envs.wire import read_json
+from rllib_gigpo_wire import read_json
 
 NO_PASSAGES = "No passage matches this query."
 _SCAN_BYTES = 1 << 24

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from envs.search.passages import Passage
 from envs.search.rows import Question, question_digest, question_from_row
 from envs.search.world import generated_world
-from envs.wire import read_json, read_object
+from rllib_gigpo_wire import read_json, read_object
 
 Split = Literal["train", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "test", "all")

@@ -17,9 +17,9 @@ def choose_road(config: Any) -> Road:
 
     Args:
         config: The algorithm's settings. "auto" takes the object store where an engine or the
-            learner is on a CPU, where each learner holds a part of the model, where several
-            learners share a GPU with engines, and for adapters, which are small; IPC where learner
-            and engine each ask Ray for a part of one GPU; NCCL elsewhere.
+            learner is on a CPU, where each learner holds a part of the model, and for adapters,
+            which are small; IPC where learner and engine each ask Ray for a part of one GPU; NCCL
+            elsewhere.
     """
     if config.weight_sync != "auto":
         return config.weight_sync
@@ -27,9 +27,7 @@ def choose_road(config: Any) -> Road:
     is_whole = config.lora is None and config.sharding == "replicate"
     if config.engine != "vllm" or not is_whole or not on_gpus:
         return "ray"
-    if not _share_a_gpu(config):
-        return "nccl"
-    return "ipc" if config.num_learners <= 1 else "ray"
+    return "ipc" if _share_a_gpu(config) else "nccl"
 
 
 def check_road(config: Any) -> None:
@@ -74,11 +72,6 @@ def check_road(config: Any) -> None:
             f"{prefix}with num_gpus_per_learner={config.num_gpus_per_learner} and "
             f"engine_num_gpus={config.engine_num_gpus}: only processes on one GPU can do so; give "
             "both a fraction of it, such as 0.5, or use weight_sync='nccl'"
-        )
-    if road == "ipc" and config.num_learners > 1:
-        raise ValueError(
-            f"{prefix}with num_learners={config.num_learners}: one learner on the engines' GPU can "
-            f"do so{cure}"
         )
 
 

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 from rllib_gigpo.agent.prompt import Message
 from rllib_gigpo.vision.files import png_of_picture
 from rllib_gigpo.vision.pictures import Picture, split_marks
+from rllib_gigpo_wire import TooLargeError, open_url, read_json, read_refusal, read_whole
 
 _TRIES = 5
 _FIRST_PAUSE_S = 1.0
 _MAX_RESPONSE_BYTES = 64 << 20
-_CHUNK_BYTES = 1 << 16
 _SHOWN = 300
 _PASSING = (408, 409, 429, 500, 502, 503, 504)
 
@@ -40,7 +40,8 @@ class Endpoint:
         max_tokens: Limit of a response.
         stop: Strings that end a response; they stay in it.
         api_key: Sent as a bearer token where it is not empty.
-        timeout_s: Seconds of one request, its whole answer included.
+        timeout_s: Seconds that connecting, sending and the whole answer of one request may take,
+            each.
         pause_s: Seconds before the first retry; every further one waits twice as long.
         max_response_bytes: Largest answer that is read.
 
@@ -104,41 +105,24 @@ class Endpoint:
         for number in range(_TRIES):
             request = urllib.request.Request(self._url, body, self._headers)
             try:
-                with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
-                    return self._read(response)
+                with open_url(request, self._timeout_s) as response:
+                    content = read_whole(response, self._timeout_s, self._max_response_bytes)
+                return read_json(content)
             except urllib.error.HTTPError as error:
-                told = f"HTTP {error.code}: {error.read(500).decode(errors='replace')}"
+                with error:
+                    text = read_refusal(error, self._timeout_s, _SHOWN)
+                told = f"HTTP {error.code}: {error.reason[:_SHOWN]} {text}".rstrip()
                 if error.code not in _PASSING:
                     raise EndpointError(f"{self._url} refuses the request, {told}") from error
-            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            except TooLargeError as error:
+                raise EndpointError(
+                    f"{self._url} does not answer as a model does: {error}"
+                ) from error
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 told = f"{type(error).__name__}: {str(error)[:_SHOWN]}"
             if number < _TRIES - 1:
                 time.sleep(self._pause_s * 2**number)
         raise EndpointError(f"{self._url} did not answer in {_TRIES} tries; the last one: {told}")
-
-    def _read(self, response: Any) -> Any:
-        """Read an answer, however slowly it comes, but not for ever.
-
-        Raises:
-            EndpointError: It is larger than the limit.
-            TimeoutError: It did not end in time.
-            ValueError: It is no JSON, or not in UTF-8.
-            RecursionError: It is nested deeper than anything that is meant.
-        """
-        deadline = time.monotonic() + self._timeout_s
-        content = bytearray()
-        while chunk := response.read1(_CHUNK_BYTES):
-            content += chunk
-            if len(content) > self._max_response_bytes:
-                raise EndpointError(
-                    f"{self._url} sent more than {self._max_response_bytes} bytes: it does not "
-                    "answer as a model does"
-                )
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the answer was not complete after {self._timeout_s:g} s")
-        if response.length:
-            raise http.client.IncompleteRead(bytes(content), response.length)
-        return json.loads(content)
 
 
 def cut_after(text: str, stop: Sequence[str]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
+import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,24 @@ from typing import Any
 import numpy as np
 
 from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.agent.prompt import Message
 from rllib_gigpo.evaluate.agents import Chat, PromptedAgent, reflect
+from rllib_gigpo.one_at_a_time import alone
 from rllib_gigpo.playing.play import Played, play
 from rllib_gigpo.recording.folder import append_line, read_json, read_lines, write_json
 from rllib_gigpo.recording.plain import jsonable, without_secrets
 from rllib_gigpo.registry import LLMEnvSpec
 from rllib_gigpo.rows import agent_episodes, step_is_valid
 from rllib_gigpo.seeding import derive_seed
+from rllib_gigpo.vision.pictures import Picture
 
 EPISODES = "episodes.jsonl"
 _SETTINGS = "settings.json"
+_LOG = logging.getLogger(__name__)
+
+
+class _InterruptedError(Exception):
+    """The evaluation has ended: its episodes ask nothing more."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Play what is not played yet.
 
-    An error of model, server or environment ends it; nothing is counted as a loss for it, and the
+    An error of model, server or environment ends it once the episodes that are being played have
+    ended, and Ctrl-C once each has its next answer; nothing is counted as a loss for it, and the
     next call goes on from there.
 
     Args:
@@ -100,7 +108,8 @@ def evaluate(
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / EPISODES
-    with _alone(file):
+    busy = f"another evaluation is at work in {folder}: wait for it, or name another --output"
+    with alone(file, busy):
         _claim(panel, folder)
         return _play_rest(panel, chat, spec, profile, file, workers, told)
 
@@ -124,34 +133,51 @@ def _play_rest(
         for task in range(len(panel.seeds))
         if (task, sample) not in done
     ]
-    local, lock, stopped = threading.local(), threading.Lock(), threading.Event()
+    local, lock, interrupted = threading.local(), threading.Lock(), threading.Event()
     envs: list[Any] = []
 
+    def ask(messages: Sequence[Message], pictures: Mapping[str, Picture], seed: int) -> str:
+        if interrupted.is_set():
+            raise _InterruptedError
+        return chat(messages, pictures, seed)
+
     def run(task: int, sample: int) -> None:
-        if stopped.is_set():
-            return
         if not hasattr(local, "env"):
             local.env = spec.make()
             envs.append(local.env)
-        record = jsonable(_episode(panel, chat, local.env, spec.name, profile, task, sample))
+        record = jsonable(_episode(panel, ask, local.env, spec.name, profile, task, sample))
         with lock:
             append_line(file, record)
             records.append(record)
         if told is not None:
             told(len(records), total)
 
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        played = [pool.submit(run, *place) for place in waiting]
-        _, left = wait(played, return_when=FIRST_EXCEPTION)
-        stopped.set()
-        for future in left:
-            future.cancel()
-    for env in envs:
-        env.close()
+    try:
+        with ThreadPoolExecutor(max(1, workers)) as pool:
+            try:
+                played = [pool.submit(run, *place) for place in waiting]
+                wait(played, return_when=FIRST_EXCEPTION)
+            except BaseException:
+                interrupted.set()
+                raise
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+    finally:
+        for env in envs:
+            _close(env, spec.name)
     for future in played:
         if not future.cancelled():
             future.result()
     return sorted(records, key=lambda record: (record["task"], record["sample"]))
+
+
+def _close(env: Any, name: str) -> None:
+    """Close an environment; one that cannot be closed is told of, and hides no other error."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {error}"
+        _LOG.warning("environment %r could not be closed (%s)", name, told)
 
 
 def read_episodes(file: Path) -> list[dict[str, Any]]:
@@ -161,26 +187,6 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
         ValueError: Another line is no JSON object; its number is named.
     """
     return read_lines(file) if file.exists() else []
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Hold a file of episodes: two evaluations at once would play the same ones.
-
-    The lock ends with the process, however that ends.
-
-    Raises:
-        ValueError: Another process holds it.
-    """
-    with file.open("ab") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"another evaluation is at work in {file.parent}: wait for it, or name another "
-                "--output"
-            ) from error
-        yield
 
 
 def _claim(panel: Panel, folder: Path) -> None:

@@ -46,7 +46,7 @@ def play(
     """Play one episode to its end.
 
     Args:
-        env: The environment; it is not closed.
+        env: The environment; it is closed only where it fails.
         profile: The agent, whose prompts the player sees and whose parser reads its responses.
         player: From what is asked to a response.
         name: The environment's name, for messages.

@@ -11,6 +11,7 @@
     receipt.json, receipt.md          what it was, what it cost, how to repeat it
     superseded/1/       what a run that went back to a checkpoint had written after it
     train_to.json       when `train_to` began the run, where it did
+    .train_to.lock      what it holds while it trains
 
 Whole files are written beside their place and renamed. Lines are appended; a line that was cut off
 has no newline, and readers leave it out. Nothing here is ever unpickled.

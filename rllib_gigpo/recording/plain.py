@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence, Set
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ _SECRET_TEXT = re.compile(
 )
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}")
+_SCHEME = "(?:apikey|basic|bearer|digest|negotiate|token)"
+# A line "Name: value" of an HTTP request, also as "--header=Name: value"; no address.
+_HEADER = re.compile(
+    rf"^([ \t]*(?:(-{{1,2}}[\w.-]+)=)?)([\w.-]+)(:[ \t]*)({_SCHEME}[ \t]+)?((?!//)\S.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HEADER_OPTION = re.compile(r"-H|--?(?:\w+-)*headers?")
+_HEADER_NAME = re.compile(r"(?:(-{1,2}[\w.-]+)=)?([\w.-]+):")
+_SCHEME_WORD = re.compile(_SCHEME, re.IGNORECASE)
+# "module:Class", which names an environment, a policy or a profile.
+_OBJECT = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_][\w.]*(?=\s|$)")
 # A word of a command line with its quotes; a quote that nothing closes is an apostrophe.
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|\S)+""", re.DOTALL)
 _ASSIGNED = re.compile(r"(?<![\w.-])(-{0,2}[\w.-]+)=([^&\s]+)")
@@ -85,9 +97,9 @@ def without_secrets(value: Any) -> Any:
     """Return plain JSON with `***` in place of whatever looks like a secret.
 
     Hidden are all texts under a telling name (password, api_key, apiToken, ...), what a command
-    line gives an option or a variable of such a name, texts of the forms that common services give
-    their keys, logins inside addresses, and the values of environment variables with a telling name
-    wherever they turn up.
+    line gives an option, a variable or a header (`X-API-Key: ...`) of such a name, texts of the
+    forms that common services give their keys, logins inside addresses, and the values of
+    environment variables with a telling name wherever they turn up.
     """
     return _hide(value, _environment_secrets())
 
@@ -119,31 +131,93 @@ def _hide_in_text(text: str, known: Sequence[str]) -> str:
 
 
 def _hide_arguments(text: str) -> str:
-    """Hide what a command line, or JSON in it, gives telling options, variables and keys."""
+    """Hide what a command line, or JSON in it, gives telling options, variables, headers, keys."""
     if (as_json := _hide_in_json(text)) is not None:
         return as_json
-    text = _MEMBER.sub(_hide_member, text)
+    text = _MEMBER.sub(_hide_member, _hide_headers(text))
     parts: list[str] = []
-    end, is_next = 0, False
+    end, follows = 0, _Follows.ANYTHING
     for found in _SHELL_WORD.finditer(text):
-        word = _unquoted(found.group())
-        is_option = word.startswith("-")
-        shown = HIDDEN if is_next and not is_option else _hide_in_word(found.group(), word)
+        quoted, word = found.group(), _unquoted(found.group())
+        if follows is _Follows.CREDENTIALS and _SCHEME_WORD.fullmatch(quoted):
+            shown = quoted
+        elif follows in (_Follows.SECRET, _Follows.CREDENTIALS) and not word.startswith("-"):
+            shown, follows = HIDDEN, _Follows.ANYTHING
+        else:
+            is_header = follows is _Follows.HEADER
+            shown = _hide_in_word(quoted, word, is_header)
+            follows = _what_follows(quoted, word, is_header)
         parts += [text[end : found.start()], shown]
-        end, is_next = found.end(), is_option and "=" not in word and _is_telling(word.lstrip("-"))
+        end = found.end()
     return "".join([*parts, text[end:]])
 
 
-def _hide_in_word(quoted: str, word: str) -> str:
+class _Follows(Enum):
+    """What the next word of a command line is, by the words before it."""
+
+    ANYTHING = auto()
+    SECRET = auto()
+    HEADER = auto()
+    CREDENTIALS = auto()  # the value of a header, behind its scheme if it has one
+
+
+def _what_follows(quoted: str, word: str, is_header: bool) -> _Follows:
+    if word.startswith("-") and "=" not in word:
+        if _is_telling(word.lstrip("-")):
+            return _Follows.SECRET
+        return _Follows.HEADER if _HEADER_OPTION.fullmatch(word) else _Follows.ANYTHING
+    found = _HEADER_NAME.fullmatch(quoted)
+    if found is None or not _is_telling(found.group(2)):
+        return _Follows.ANYTHING
+    # A single word with a colon may stand in any sentence: "the password: ...".
+    is_sure = is_header or _is_header_option(found.group(1)) or _is_header_name(found.group(2))
+    return _Follows.CREDENTIALS if is_sure else _Follows.ANYTHING
+
+
+def _hide_in_word(quoted: str, word: str, is_header: bool) -> str:
     name, is_assigned, value = word.partition("=")
     if is_assigned and value and not re.search(r"[^\w.-]", name) and _is_telling(name.lstrip("-")):
         return f"{name}={HIDDEN}"
+    hidden = _hide_headers(word, is_header)
     if quoted == word:
-        return _ASSIGNED.sub(_hide_assigned, word)
+        return _ASSIGNED.sub(_hide_assigned, hidden)
     # What was quoted may be a command line, or JSON, of its own.
     as_json = _hide_in_json(value)
-    hidden = _hide_arguments(word) if as_json is None else f"{name}={as_json}"
+    hidden = _hide_arguments(hidden) if as_json is None else f"{name}={as_json}"
     return quoted if hidden == word else shlex.quote(hidden)
+
+
+def _hide_headers(text: str, is_header: bool = False) -> str:
+    """Hide the values of lines `Name: value`.
+
+    Args:
+        text: The lines.
+        is_header: Whether they are known to be headers.
+    """
+
+    def hide(found: re.Match[str]) -> str:
+        start, option, name, colon, scheme, value = found.groups()
+        is_sure = is_header or _is_header_option(option)
+        is_object = _OBJECT.match(f"{name}{colon}{value}") and not _is_constant(name)
+        if not _is_telling(name) or (is_object and not is_sure):
+            return found.group()
+        return f"{start}{name}{colon}{scheme or ''}{HIDDEN}"
+
+    return _HEADER.sub(hide, text)
+
+
+def _is_header_option(option: str | None) -> bool:
+    return option is not None and _HEADER_OPTION.fullmatch(option) is not None
+
+
+def _is_header_name(name: str) -> bool:
+    """Whether a telling name is no word of a sentence."""
+    return name.lower() == "authorization" or bool(re.search(r"[_.-]", _HUMP.sub("_", name)))
+
+
+def _is_constant(name: str) -> bool:
+    """Whether a telling name is that of a variable or of the usual header, and of no module."""
+    return name.isupper() or name.lower() == "authorization"
 
 
 def _hide_in_json(text: str) -> str | None:

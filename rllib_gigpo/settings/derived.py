@@ -78,7 +78,7 @@ class DerivedSettings(
         if self.llm_model not in FROM_SCRATCH:
             return ModelSpec(self.llm_model, options=self.llm_options)
         key = cloudpickle.dumps((self.env_spec.name, dict(self.env_config), self.agent_profile))
-        words = _words(key, self.start_timeout_s, self.step_threads > 0)
+        words = _words(key, self.start_limit_s, self.step_threads > 0)
         return ModelSpec(self.llm_model, words=words, seed=self.root_seed, options=self.llm_options)
 
     @property
@@ -100,11 +100,14 @@ class DerivedSettings(
         )
 
     @property
-    def start_timeout_s(self) -> float:
+    def start_limit_s(self) -> float:
         """Seconds that the first environment may take to be made, and to be played for its words.
 
-        Half an hour, or what every other call of an environment may take, if that is more.
+        What `stepping(start_timeout_s=...)` set; else half an hour, or what every other call of an
+        environment may take, if that is more.
         """
+        if self.start_timeout_s is not None:
+            return self.start_timeout_s
         return max(START_LIMIT_S, self.step_timeout_s or 0.0)
 
     @property

@@ -50,6 +50,7 @@ class ServingSettings(SettingsBase):
 
         # Set by stepping(...).
         self.step_threads = 0
+        self.start_timeout_s: float | None = None
         self.step_timeout_s: float | None = None
         self.episode_timeout_s: float | None = None
         self.on_env_failure: FailureRule = "raise"
@@ -159,6 +160,7 @@ class ServingSettings(SettingsBase):
         self,
         *,
         step_threads: int = UNSET,
+        start_timeout_s: float | None = UNSET,
         step_timeout_s: float | None = UNSET,
         episode_timeout_s: float | None = UNSET,
         on_env_failure: FailureRule = UNSET,
@@ -172,6 +174,10 @@ class ServingSettings(SettingsBase):
         Args:
             step_threads: Environment calls that run beside generation; 0 steps in the event loop
                 itself, which is fastest for environments that answer in microseconds.
+            start_timeout_s: Seconds that the first environment of an EnvRunner, which may load
+                what all later ones share, may take to be made, and the one that is played for a
+                tiny model's words; needs no threads. None: half an hour, or `step_timeout_s` if
+                that is more.
             step_timeout_s: Seconds that one call may take; needs threads. Making an environment
                 counts as a call, as `reset` and `step` do. A hung call is left to its thread, and
                 its environment is never used again.

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 
 from rllib_gigpo import GiGPOConfig
 from tests.config_space import Change, apply, names_one_of, sensible_changes
@@ -61,6 +61,8 @@ def train_or_say_why(changes: list[Change]) -> None:
 
 @_QUICK
 @given(sensible_changes())
+@example([("num_env_runners", 1)])
+@example([("num_learners", 1)])
 def test_what_is_valid_trains(changes):
     train_or_say_why(changes)
 
@@ -90,11 +92,21 @@ def train_once(config: GiGPOConfig) -> None:
             "unexpected keyword argument 'siez'",
         ),
         (
+            [("num_env_runners", 1), ("env_config", {"siez": 3})],
+            "environment 'KeyDoor' could not be made: TypeError: KeyDoor.__init__() got an "
+            "unexpected keyword argument 'siez'",
+        ),
+        (
             [("env_config", {"horizon": 0})],
             "environment 'KeyDoor' could not be made: ValueError: horizon must be at least 1 step",
         ),
         (
             [("max_prompt_tokens", 1)],
+            "the rollout failed: PromptTooLongError: the prompt has 13 tokens without any history, "
+            "max_prompt_tokens is 1: raise llm(max_prompt_tokens=...)",
+        ),
+        (
+            [("num_env_runners", 1), ("max_prompt_tokens", 1)],
             "the rollout failed: PromptTooLongError: the prompt has 13 tokens without any history, "
             "max_prompt_tokens is 1: raise llm(max_prompt_tokens=...)",
         ),

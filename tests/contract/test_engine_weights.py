@@ -239,17 +239,28 @@ def test_checksums_are_those_of_what_was_loaded_last(client: Client, policy: str
 # --- sleep --------------------------------------------------------------------------------------
 
 
-def test_sleep_and_wake_keep_the_weights(client: Client) -> None:
-    model = model_of(POLICY, seed=8)
-    before = client.one(seed=4)
-    client.engine.sleep()
-    client.engine.wake()
-    np.testing.assert_array_equal(before.token_ids, client.one(seed=4).token_ids)
-    client.engine.sleep()
-    client.engine.load_weights(POLICY, dict(model.named_parameters()), 2)
-    client.engine.wake()
-    after = client.one(seed=4)
-    np.testing.assert_allclose(
-        after.logps, forward_logps(model, PROMPT, after.token_ids), atol=EXACT
-    )
-    client.engine.load_weights(POLICY, weights_of(POLICY), 0)
+def test_sleep_and_wake_keep_the_weights_that_were_loaded_last(
+    client: Client, references: dict[str, PreTrainedModel]
+) -> None:
+    """Not those that the engine was started with, which are still on the disk."""
+    first, second = model_of(POLICY, seed=8), model_of(POLICY, seed=9)
+    try:
+        client.engine.load_weights(POLICY, dict(first.named_parameters()), 6)
+        before = client.one(seed=4)
+        client.engine.sleep()
+        client.engine.wake()
+        after = client.one(seed=4)
+        assert client.engine.version(POLICY) == after.weight_version == 6
+        np.testing.assert_array_equal(before.token_ids, after.token_ids)
+        np.testing.assert_allclose(before.logps, after.logps, atol=EXACT)
+        assert_served_by(first, after)
+        stale = forward_logps(references[POLICY], PROMPT, after.token_ids)
+        assert np.abs(after.logps - stale).mean() > 0.1
+        client.engine.sleep()
+        client.engine.load_weights(POLICY, dict(second.named_parameters()), 7)
+        client.engine.wake()
+        asleep = client.one(seed=4)
+        assert client.engine.version(POLICY) == asleep.weight_version == 7
+        assert_served_by(second, asleep)
+    finally:
+        client.engine.load_weights(POLICY, weights_of(POLICY), 0)

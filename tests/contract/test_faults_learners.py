@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private.state import actors
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import MultiAgentBatch
 
 from envs.spaces import TextSpace
+from rllib_gigpo import learner_group
 from rllib_gigpo.checkpoints import CheckpointError
 from rllib_gigpo.rows import RowData, complete_batch
 from rllib_gigpo.watched_actors import LearnerError
@@ -43,6 +45,20 @@ def update(group: Any, config: Any) -> list[dict]:
         timesteps={"num_env_steps_sampled_lifetime": 0},
         iteration=0,
     )
+
+
+def test_a_learner_that_stops_at_its_start_ends_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(learner_group, "START_LIMIT_S", 15.0)
+    flag = tmp_path / "flag.learner"
+    flag.write_text("start")
+    before = set(actors())
+    with pytest.raises(LearnerError, match="a learner died or stopped while it was started: not"):
+        build(faulty_config(tmp_path, limit_s=15.0))
+    learners = [entry for actor_id, entry in actors().items() if actor_id not in before]
+    assert len(learners) == 2
+    for learner in learners:
+        while Path(f"/proc/{learner['Pid']}").exists():  # pytest-timeout limits it
+            time.sleep(0.1)
 
 
 def test_a_learner_that_cannot_be_built_ends_the_start(tmp_path):

@@ -68,9 +68,35 @@ def runs(local_ray, warm_model, tmp_path_factory) -> dict[str, tuple[dict, dict]
 def test_a_resumed_run_is_the_run_that_was_never_interrupted(case, runs):
     expected, found = runs[case]
     for one, other in zip(expected["facts"], found["facts"], strict=True):
-        assert {key: other[key] for key in one} == one
+        assert other == one
         assert one["learners/default_policy/gradient_norm"] > 0.0
     torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=0)
+
+
+# Counters of the whole run, which a process that goes on must not begin anew.
+GROWING = (
+    "training_iteration",
+    "env_runners/num_env_steps_sampled_lifetime",
+    "learners/__all_modules__/num_env_steps_trained_lifetime",
+    "learners/default_policy/num_module_steps_trained_lifetime",
+    "learners/default_policy/optimizer_steps",
+    "learners/default_policy/weights_seq_no",
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_counters_of_the_run_go_on(case, runs):
+    for run in runs[case]:
+        third, fourth = run["facts"]
+        assert (third["training_iteration"], fourth["training_iteration"]) == (3, 4)
+        for name in GROWING:
+            assert fourth[name] > third[name] > 0, name
+        # More than the two iterations of the resumed process.
+        name = "env_runners/num_env_steps_sampled_lifetime"
+        assert fourth[name] > sum(
+            facts["env_runners/num_env_steps_sampled"] for facts in run["facts"]
+        )
+        assert third["watchdog/num_alarms"] <= fourth["watchdog/num_alarms"]
 
 
 def test_what_was_played_ahead_is_trained_once(runs):

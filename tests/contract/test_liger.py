@@ -20,7 +20,15 @@ from rllib_gigpo.liger import use_liger_kernels
 from rllib_gigpo.lora import LoRASettings
 from tests.child import call
 from tests.missing import skip_or_fail
-from tests.tiny_runs import build_learner, module_of, parameters, random_rows, tiny_config, update
+from tests.tiny_runs import (
+    bare_learner,
+    build_learner,
+    module_of,
+    parameters,
+    random_rows,
+    tiny_config,
+    update,
+)
 
 LAYERS = ["input_layernorm", "mlp", "norm", "post_attention_layernorm"]
 
@@ -120,6 +128,28 @@ def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", None)
     with pytest.raises(ImportError, match=r"pip install -e '\.\[liger\]'"):
         use_liger_kernels(None)  # pyright: ignore[reportArgumentType]
+
+
+def test_kernels_do_not_run_while_models_are_built_on_the_cpu(monkeypatch: pytest.MonkeyPatch):
+    """Here they refuse to, as they do without an interpreter; a second policy is of their type."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    patched = []
+
+    def on_gpus_only(*_: Any) -> None:
+        raise RuntimeError("Pointer argument cannot be accessed from Triton")
+
+    def use(model: Any) -> None:
+        patched.append(model)
+        monkeypatch.setattr(type(model.base_model.norm), "forward", on_gpus_only)
+
+    monkeypatch.setattr("rllib_gigpo.module.use_liger_kernels", use)
+    config = tiny_config(kl_coeff=0.5, critic="model", estimator="gae", omega=0.0)
+    config.environment("ArithmeticTeam").learners(use_liger_kernel=True)
+    config.env_config = {}
+    agents = {"solver", "verifier"}
+    config.multi_agent(policies=agents, policy_mapping_fn=lambda agent, *_, **__: agent)
+    bare_learner(config)
+    assert len(patched) == 2 * 3
 
 
 def test_learners_without_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch):

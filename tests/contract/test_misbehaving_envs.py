@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from envs.key_door import KeyDoor
-from rllib_gigpo import GiGPOConfig, episode_player, register_llm_env
+from rllib_gigpo import episode_player, register_llm_env
 from rllib_gigpo.sampler import training_tasks
-from rllib_gigpo.settings import derived
 from tests.misbehaving_envs import (
     MEGABYTE,
     Misbehaving,
@@ -179,14 +178,15 @@ def test_one_that_cannot_be_made_at_all_ends_the_run_before_it_starts():
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_one_that_hangs_when_it_is_made_ends_the_run_before_it_starts(threads, monkeypatch):
-    monkeypatch.setattr(derived, "START_LIMIT_S", 0.5)
-    config = tiny_config().environment("Misbehaving").stepping(step_threads=threads)
+def test_one_that_hangs_when_it_is_made_ends_the_run_before_it_starts(threads):
+    config = tiny_config().environment("Misbehaving")
+    config.stepping(step_threads=threads, start_timeout_s=0.5)
     Misbehaving.misbehave({"make": hangs})
     with pytest.raises(RuntimeError) as error:
         config.build_algo()
     assert str(error.value) == (
-        "environment 'Misbehaving' could not be made: TimeoutError: it took over 0.5 s"
+        "environment 'Misbehaving' could not be made: TimeoutError: it took over 0.5 s; if it "
+        "needs longer, raise stepping(start_timeout_s=...)"
     )
 
 
@@ -196,17 +196,14 @@ def test_one_that_hangs_when_an_actor_makes_it_ends_the_run_before_it_starts(thr
         def __init__(self, **arguments):
             time.sleep(600)
 
-    class Hurried(GiGPOConfig):
-        start_timeout_s = 2.0
-
     register_llm_env("Hangs", Hangs)
-    config = tiny_config().environment("Hangs").stepping(step_threads=threads)
-    config.env_runners(num_env_runners=2)
-    config.__class__ = Hurried
+    config = tiny_config().environment("Hangs")
+    config.stepping(step_threads=threads, start_timeout_s=2.0).env_runners(num_env_runners=2)
     with pytest.raises(RuntimeError) as error:
         config.build_algo()
     assert str(error.value) == (
-        "environment 'Hangs' could not be made: TimeoutError: it took over 2 s"
+        "environment 'Hangs' could not be made: TimeoutError: it took over 2 s; if it needs "
+        "longer, raise stepping(start_timeout_s=...)"
     )
 
 

@@ -6,10 +6,11 @@ import json
 import pickle
 import random
 import sys
+import threading
 
 import pytest
 
-from envs.alfworld import ANCHORS, TASK_TYPES, ALFWorld
+from envs.alfworld import ANCHORS, TASK_TYPES, ALFWorld, textworld_engine
 from envs.alfworld.fast.engine import compiled
 from envs.alfworld.games import list_games
 from envs.alfworld.shipped_games import build_shipped_game, shipped_splits
@@ -284,6 +285,57 @@ def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "textworld", None)
     with pytest.raises(ImportError, match=r"pip install -e '\.\[alfworld\]'"):
         shipped(engine="textworld")
+
+
+def test_two_resets_at_once_leave_the_command_line_as_it_was(monkeypatch):
+    before, inside, waits, go_on = sys.argv, *(threading.Event() for _ in range(3))
+
+    class Planner:
+        """Overwrites the command line, as the translator does."""
+
+        def load(self, game):
+            sys.argv = [game]
+            inside.set()
+            assert go_on.wait(20)
+
+        def reset(self):
+            state = {"admissible_commands": [], "won": False}
+            return type("State", (dict,), {"feedback": ""})(state)
+
+    class Told:
+        """The lock, and who comes to it while it is held."""
+
+        def __init__(self):
+            self._lock = threading.Lock()
+
+        def __enter__(self):
+            if inside.is_set():
+                waits.set()
+            self._lock.acquire()
+
+        def __exit__(self, *error):
+            self._lock.release()
+
+    def reset(name):
+        engine = textworld_engine.TextWorldEngine.__new__(textworld_engine.TextWorldEngine)
+        engine._env, engine._loaded = Planner(), None
+        engine.reset(name)
+
+    monkeypatch.setattr(textworld_engine, "load_game", lambda game: game)
+    monkeypatch.setattr(textworld_engine, "_TRANSLATOR", Told())
+    threads = [threading.Thread(target=reset, args=(name,)) for name in ("one", "two")]
+    try:
+        threads[0].start()
+        assert inside.wait(20)
+        threads[1].start()
+        assert waits.wait(20)
+        go_on.set()
+        for thread in threads:
+            thread.join(20)
+        assert sys.argv is before
+    finally:
+        go_on.set()
+        sys.argv = before
 
 
 def test_fast_engine_imports_no_simulator():

@@ -96,9 +96,12 @@ def test_the_parsers_repeat_the_defaults_of_what_they_start():
     assert {name: sft[name] for name in defaults if name != "lr"} == {
         name: value for name, value in defaults.items() if name != "lr"
     }
-    rule, found = AnchorRule(), parsers.check_env_parser().parse_args(["KeyDoor"])
-    told = (found.anchor, found.similarity_threshold, found.similarity_measure)
-    assert told == (rule.kind, rule.threshold, rule.measure)
+    rule, check_env = AnchorRule(), parsers.check_env_parser()
+    assert check_env.parse_args(["KeyDoor"]).anchor == rule.kind
+    # Those that go with one anchor only are left open where they are not named.
+    told = {action.dest: str(action.help).rpartition(", ")[2] for action in check_env._actions}
+    assert told["similarity_threshold"] == str(rule.threshold)
+    assert told["similarity_measure"] == rule.measure
     choices = {action.dest: action.choices for action in parsers.export_parser()._actions}
     assert (choices["kind"], choices["dtype"]) == (get_args(Kind), get_args(Dtype))
 
@@ -117,6 +120,16 @@ def test_help_names_a_command_that_exists(name, monkeypatch):
         module = program.removeprefix("python -m ")
         source = Path(importlib.util.find_spec(module).origin).read_text()
         assert '__name__ == "__main__"' in source
+
+
+@pytest.mark.parametrize("name", ["export", "evaluate", "play", "replay"])
+def test_the_help_says_what_trust_in_a_checkpoint_runs(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    help_text = " ".join(run(name, "--help").stdout.split())
+    told = help_text.partition(" --trust-checkpoint ")[2].partition(" --")[0]
+    assert told.strip().startswith("unpickle the checkpoint")
+    # Only `evaluate` may take the environment from a checkpoint.
+    assert ("environment" in told) == (name == "evaluate")
 
 
 def test_a_check_takes_its_options_before_and_behind_the_config():
@@ -214,6 +227,31 @@ class TestPlay:
         assert "go north\ngo south\ngo east\ngo west\n" in result.stdout
         # Neither that question nor an empty line is a step.
         assert "--- step 1," not in result.stdout
+
+    @pytest.mark.parametrize("error", [None, OSError("no licence left")], ids=["ends", "fails"])
+    def test_whatever_happens_what_was_made_is_closed(self, error, monkeypatch):
+        from rllib_gigpo import registry
+        from tests.fakes import Countdown
+
+        made = []
+
+        class Failing(Countdown):
+            def reset(self, **arguments):
+                if error is not None:
+                    raise error
+                return super().reset(**arguments)
+
+        def make(env_config):
+            made.append(Failing(start=1))
+            return made[-1]
+
+        spec = registry.LLMEnvSpec("Failing", make)
+        monkeypatch.setitem(registry._registered, "Failing", spec)
+        result = run("play", "Failing", "--player", "random")
+        assert result.exit_code == (0 if error is None else 2)
+        assert "no licence left" in result.stderr or error is None
+        assert len(made) == 2  # one to try the settings, one to play
+        assert all(env.closed for env in made)
 
     def test_the_expert_plays_to_the_end(self):
         result = run("play", "KeyDoor", "--seed", "3", "--player", "expert")

@@ -88,6 +88,9 @@ def test_rllibs_settings_are_taken_or_refused_in_one_sentence(name):
 @example([("policies_to_train", [])])
 @example([("freeze_vision_tower", True)])
 @example([("create_local_env_runner", False)])
+@example([("algorithm_config_overrides_per_module", {"default_policy": {"omega": "much"}})])
+@example([("algorithm_config_overrides_per_module", {"default_policy": {}})])
+@example([("algorithm_config_overrides_per_module", {"default_policy": None})])
 @example([("engine", "vllm"), ("engine_num_gpus", 1.5)])
 @example([("engine", "vllm"), ("engine_options", {"max_num_seqs": "four"})])
 def test_settings_that_make_sense_alone_are_taken_or_refused_by_name(changes):
@@ -131,6 +134,10 @@ def test_settings_of_any_kind_together_are_taken_or_refused_by_name(changes):
         ),
         ([("callbacks_class", print)], "callbacks(<built-in function print>): expected a subclass"),
         ([("policies", 3)], "multi_agent(policies=3): expected a set, list or dict of policy"),
+        (
+            [("algorithm_config_overrides_per_module", {"default_policy": {"omega": "much"}})],
+            "algorithm_config_overrides_per_module['default_policy']: omega='much': expected a",
+        ),
     ],
 )
 def test_each_find_is_told_by_its_sentence(changes, sentence):

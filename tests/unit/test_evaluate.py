@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import shutil
+import signal
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
@@ -272,6 +275,55 @@ def test_two_evaluations_at_once_are_refused(tmp_path: Path):
     assert len(play_panel(tmp_path, (1,), another)) == 1
     # The lock has ended with the evaluation.
     assert len(play_panel(tmp_path, (1,))) == 1
+
+
+class Closed(Echo):
+    """Counts how often one of it was closed, which it refuses."""
+
+    closed: ClassVar[list[int]] = []
+
+    def close(self):
+        self.closed.append(id(self))
+        raise OSError("the door is stuck")
+
+
+def interrupt():
+    """What Ctrl-C is to the main thread."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_ends_an_evaluation_soon_and_closes_its_environments(tmp_path: Path, caplog):
+    Closed.closed.clear()
+    asked = []
+
+    def chat(*arguments):
+        asked.append(1)
+        if len(asked) == 5:
+            interrupt()
+        time.sleep(0.05 * (len(asked) >= 5))
+        return good_chat(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        play_panel(tmp_path, tuple(range(200)), chat, Closed, workers=2)
+    # Two requests an episode, of 200 episodes.
+    assert len(asked) < 50
+    assert len(set(Closed.closed)) == len(Closed.closed) == 2
+    assert caplog.text.count("environment 'Odd' could not be closed (OSError: the door is") == 2
+    kept = len(read_episodes(tmp_path / "episodes.jsonl"))
+    assert kept < 25
+    assert len(play_panel(tmp_path, tuple(range(200)))) == 200
+
+
+def test_an_environment_that_cannot_be_closed_hides_no_error(tmp_path: Path):
+    Closed.closed.clear()
+
+    def chat(*arguments):
+        raise EndpointError("no server")
+
+    with pytest.raises(EndpointError, match="no server"):
+        play_panel(tmp_path, (1, 2, 3), chat, Closed, workers=1)
+    assert len(Closed.closed) == 1
+    assert len(play_panel(tmp_path, (1, 2, 3), env=Closed, workers=1)) == 3
 
 
 @pytest.mark.parametrize("name", ["settings.json", "result.json", "table.md", "table.tex"])

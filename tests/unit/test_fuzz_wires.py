@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 import socket
+import struct
 import sys
 import threading
 import time
@@ -56,13 +57,14 @@ def test_an_answer_of_passages_is_read_or_refused(answer):
 
 
 class RawServer:
-    """Answers every connection with the same bytes, some of them late, and closes it."""
+    """Answers every connection with the same bytes, some of them late, and closes or resets it."""
 
-    def __init__(self, head: bytes, body: bytes, pause_s: float = 0.0):
+    def __init__(self, head: bytes, body: bytes, pause_s: float = 0.0, is_reset: bool = False):
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.02)  # closing a socket does not wake who waits on it
         self._content = (head, body)
         self._pause_s = pause_s
+        self._is_reset = is_reset
         self._over = threading.Event()
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -88,6 +90,10 @@ class RawServer:
                     connection.sendall(body[start : start + step])
                     if self._over.wait(self._pause_s):
                         return
+                if self._is_reset:
+                    time.sleep(0.05)  # what was sent is read before
+                    linger = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     def close(self) -> None:
         self._over.set()
@@ -96,9 +102,11 @@ class RawServer:
 
 
 @contextlib.contextmanager
-def answering(body: bytes, head: bytes | None = None, pause_s: float = 0.0) -> Iterator[str]:
+def answering(
+    body: bytes, head: bytes | None = None, pause_s: float = 0.0, is_reset: bool = False
+) -> Iterator[str]:
     usual = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    server = RawServer(usual % len(body) if head is None else head, body, pause_s)
+    server = RawServer(usual % len(body) if head is None else head, body, pause_s, is_reset)
     try:
         yield server.url
     finally:
@@ -130,6 +138,12 @@ BAD_HEADS = {
 def ask_endpoint(url: str, **settings: Any) -> Any:
     chat = Endpoint(f"{url}/v1", "m", timeout_s=2.0, pause_s=0.0, **settings)
     return chat([{"role": "user", "content": "hi"}], {}, 0)
+
+
+def ask_endpoint_once(url: str, timeout_s: float) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rllib_gigpo.evaluate.endpoint._TRIES", 1)
+        return Endpoint(f"{url}/v1", "m", timeout_s=timeout_s)([], {}, 0)
 
 
 def ask_retriever(url: str) -> Any:
@@ -213,8 +227,9 @@ DROPS = {
         (lambda url: Server(url, timeout_s=0.5).wait(0.5), AppWorldError),
         (lambda url: MCPClient(url, 0.5), MCPError),
         (lambda url: action_schema(url, 0.5), OpenEnvError),
+        (lambda url: ask_endpoint_once(url, 0.5), EndpointError),
     ],
-    ids=["retriever", "appworld", "appworld's start", "mcp", "openenv"],
+    ids=["retriever", "appworld", "appworld's start", "mcp", "openenv", "endpoint"],
 )
 def test_a_head_in_drops_ends_in_time(ask, error, drops):
     # A byte each 20 ms: some ten seconds, and no pause reaches the time limit.
@@ -273,13 +288,31 @@ def test_a_stream_of_events_has_a_size(body, monkeypatch):
     [
         (lambda url: MCPClient(url, 1.0), MCPError),
         (lambda url: Server(url, timeout_s=1.0).ask("execute", {}), AppWorldError),
+        (lambda url: ask_endpoint_once(url, 1.0), EndpointError),
     ],
-    ids=["mcp", "appworld"],
+    ids=["mcp", "appworld", "endpoint"],
 )
 def test_a_refusal_is_told_though_its_text_has_no_end(ask, error, head, pause_s):
     with answering(b"x" * 500, head, pause_s) as url, pytest.raises(error, match="503: Busy") as e:
         ask(url)
     assert len(str(e.value)) < 400
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 503 Busy\r\n", b"HTTP/1.1 200 OK\r\n"])
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+def test_an_answer_that_breaks_off_is_asked_for_again(head, is_reset):
+    head += b"Transfer-Encoding: chunked\r\n\r\n"
+    with (
+        answering(b"fff\r\n{", head, is_reset=is_reset) as url,
+        pytest.raises(EndpointError, match="did not answer in 5 tries; the last one: "),
+    ):
+        ask_endpoint(url)
+
+
+def test_an_answer_that_stands_still_is_asked_for_again():
+    head = b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\n"
+    with answering(b"xy", head, 5.0) as url, pytest.raises(EndpointError, match="HTTP 503: Busy x"):
+        ask_endpoint_once(url, 0.3)
 
 
 # Over pipes ---------------------------------------------------------------------------------------

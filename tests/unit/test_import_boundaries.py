@@ -76,7 +76,7 @@ def _files(folder: str) -> list[str]:
 
 @pytest.mark.parametrize("file", _files("envs"))
 def test_envs_know_gymnasium_and_their_simulators_only(file: str):
-    allowed = {"envs", "gymnasium", "numpy"}
+    allowed = {"envs", "gymnasium", "numpy", "rllib_gigpo_wire"}
     for name, simulators in _SIMULATORS.items():
         if file.startswith(f"envs/{name}"):
             allowed |= simulators
@@ -88,6 +88,11 @@ def test_envs_know_gymnasium_and_their_simulators_only(file: str):
 @pytest.mark.parametrize("file", _files("rllib_gigpo"))
 def test_rllib_gigpo_never_imports_envs(file: str):
     assert "envs" not in _imports(_ROOT / file)
+
+
+@pytest.mark.parametrize("file", _files("rllib_gigpo_wire"))
+def test_what_asks_servers_imports_the_standard_library_alone(file: str):
+    assert _imports(_ROOT / file) == set()
 
 
 @pytest.mark.parametrize("file", _files("rllib_gigpo"))

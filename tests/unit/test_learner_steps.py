@@ -2,15 +2,19 @@
 
 from collections import Counter
 from contextlib import nullcontext
+from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
 from rllib_gigpo.engines.packing import unpack
 from rllib_gigpo.learner import GiGPOTorchLearner
+from rllib_gigpo.optimizers import build_optimizer, with_own_options
 from rllib_gigpo.rows import object_array
 from tests.tiny_runs import (
     build_learner,
@@ -299,6 +303,69 @@ class TestState:
         assert reports[0] == reports[1]
         torch.testing.assert_close(parameters(second), parameters(first), rtol=0, atol=0)
 
+    def test_an_earlier_one_may_be_set_in_place(self):
+        learner = build_learner(optimizer_name="adamw", lr=0.01)
+        update(learner, random_rows())
+        state, before = deepcopy(learner.get_state()), parameters(learner)
+        expected = update(learner, random_rows(seed=1), 1)
+        after = parameters(learner)
+        for _ in range(2):
+            learner.set_state(deepcopy(state))
+            torch.testing.assert_close(parameters(learner), before, rtol=0, atol=0)
+            assert learner.get_state()[WEIGHTS_SEQ_NO] == state[WEIGHTS_SEQ_NO] > 0
+            assert update(learner, random_rows(seed=1), 1) == expected
+            torch.testing.assert_close(parameters(learner), after, rtol=0, atol=0)
+
+    def test_one_without_weights_leaves_them_and_their_number(self):
+        learner = build_learner()
+        update(learner, random_rows())
+        state, before = learner.get_state(), parameters(learner)
+        learner.set_state({"optimizer": state["optimizer"]})
+        assert learner.get_state()[WEIGHTS_SEQ_NO] == state[WEIGHTS_SEQ_NO] > 0
+        torch.testing.assert_close(parameters(learner), before, rtol=0, atol=0)
+
+    def test_the_optimizers_options_are_those_of_this_run(self):
+        settings = {"optimizer_name": "adamw", "lr": 0.01}
+        first = build_learner(**settings, weight_decay=0.0)
+        update(first, random_rows())
+        second = build_learner(**settings, weight_decay=0.5, adam_betas=(0.5, 0.6))
+        second.set_state(first.get_state())
+        (group,) = second.get_optimizer(DEFAULT_MODULE_ID).param_groups
+        assert (group["weight_decay"], group["betas"]) == (0.5, (0.5, 0.6))
+        moments = [
+            learner.get_optimizer(DEFAULT_MODULE_ID).state_dict()["state"]
+            for learner in (first, second)
+        ]
+        torch.testing.assert_close(moments[1], moments[0], rtol=0, atol=0)
+        for learner in (first, second):
+            update(learner, random_rows(seed=1), 1)
+        assert moved(second, parameters(first)) > 1e-3
+
+    @pytest.mark.parametrize("saved", ["adamw", "sgd"])
+    def test_it_fits_the_other_optimizer(self, saved):
+        first = build_learner(optimizer_name=saved)
+        update(first, random_rows())
+        second = build_learner(optimizer_name="sgd" if saved == "adamw" else "adamw")
+        second.set_state(first.get_state())
+        assert update(second, random_rows(), 1)["skipped_steps"] == 0
+
+    @pytest.mark.parametrize("optimizer_name", ["adamw", "sgd"])
+    def test_how_parameters_are_stepped_depends_on_this_runs_sharding(self, optimizer_name):
+        # Those of a critic's body are sharded beside a value head that is whole.
+        config = tiny_config(optimizer_name=optimizer_name, critic="model")
+        groups = [[torch.nn.Parameter(torch.zeros(2))] for _ in range(2)]
+        whole = build_optimizer(groups, config)
+        sharded = build_optimizer(groups, config.copy().learners(sharding="fsdp"))
+        for optimizer, other, foreach in ((sharded, whole, False), (whole, sharded, None)):
+            optimizer.load_state_dict(with_own_options(optimizer, other.state_dict()))
+            assert [group["foreach"] for group in optimizer.param_groups] == [foreach] * 2
+
+    def test_one_of_a_run_with_a_critic_is_refused_without(self):
+        groups = [[torch.nn.Parameter(torch.zeros(2))] for _ in range(2)]
+        saved = build_optimizer(groups, tiny_config(critic="model")).state_dict()
+        with pytest.raises(ValueError, match=r"2 groups of parameters, this run's has 1: .*critic"):
+            with_own_options(build_optimizer(groups[:1], tiny_config()), saved)
+
     def test_the_warm_up_goes_on_where_it_was(self):
         first = build_learner(lr=0.1, lr_warmup_steps=10)
         for iteration in range(3):
@@ -326,6 +393,31 @@ class TestState:
         update(learner, random_rows())
         weights = unpack(learner.packed_weights()[DEFAULT_MODULE_ID])
         torch.testing.assert_close(weights, parameters(learner), rtol=0, atol=0)
+
+
+class TestDeviceMemory:
+    @pytest.fixture
+    def asked(self, monkeypatch) -> list[str]:
+        """What torch is asked for on a machine whose learner is on a GPU."""
+        asked: list[str] = []
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        for name in ("ipc_collect", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, partial(asked.append, name))
+        return asked
+
+    @pytest.mark.parametrize("sleeps", [True, False])
+    def test_is_given_back_after_the_update_where_engines_sleep(self, asked, sleeps):
+        learner = build_learner()
+        learner.config.engine_sleep = sleeps
+        update(learner, random_rows())
+        assert asked == (["ipc_collect", "empty_cache"] if sleeps else [])
+
+    def test_is_of_no_concern_to_a_learner_on_the_cpu(self, asked, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+        learner = build_learner()
+        learner.config.engine_sleep = True
+        update(learner, random_rows())
+        assert asked == []
 
 
 def test_report_of_one_update():

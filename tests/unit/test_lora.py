@@ -1,6 +1,7 @@
 """LoRA: what is trained, what the reference is, what engines and checkpoints get."""
 
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -208,6 +209,22 @@ class TestTraining:
         assert all(parameter.requires_grad for parameter in adapter(learner).values())
         assert abs(kl[0]) < 1e-6
         assert 0 < kl[1] < kl[2]
+
+    def test_the_adapter_stays_trainable_while_it_is_off(self, folders):
+        model = tiny_model("llama", tied=True)
+        start = plain_logps(model)
+        lora.add_adapter(model, SETTINGS, seed=0)
+        trained = {n for n, p in model.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter += 0.1 * (name in trained)
+        adapted = plain_logps(model)
+        assert not torch.allclose(adapted, start, atol=1e-2)
+        with suppress(KeyError), lora.adapter_off(model):
+            assert {n for n, p in model.named_parameters() if p.requires_grad} == trained
+            assert torch.equal(plain_logps(model), start)
+            raise KeyError
+        assert torch.equal(plain_logps(model), adapted)
 
     def test_no_reference_without_kl(self, folders):
         config = lora_config(folders["llama"]).training(kl_coeff=0.0)

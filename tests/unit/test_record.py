@@ -66,6 +66,16 @@ class TestRecord:
         ]
         assert env.closed
 
+    def test_an_environment_whose_episode_fails_is_closed(self):
+        env = Countdown()
+
+        def lost(*situation):
+            raise OSError("the policy is lost")
+
+        with pytest.raises(OSError, match="the policy is lost"):
+            record(lambda: env, PROFILE, policy=lost, episodes=2)
+        assert env.closed
+
     def test_only_kept_episodes_are_recorded(self):
         env = Countdown()
         options = [{"start": 1}, {"start": 2}]

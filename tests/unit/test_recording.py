@@ -2,8 +2,10 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_gigpo import AgentProfile, ChatTemplate, GiGPOConfig
+from rllib_gigpo import AgentProfile, ChatTemplate, GiGPO, GiGPOConfig
 from rllib_gigpo.advantages import (
     Advantages,
     StepTable,
@@ -35,9 +37,10 @@ from rllib_gigpo.recording.levels import level_sizes, level_weights
 from rllib_gigpo.recording.pictures import png
 from rllib_gigpo.recording.provenance import command, commits, data_of, fingerprint, versions
 from rllib_gigpo.recording.receipt import Costs, read_receipt, receipt_of, receipt_text
-from rllib_gigpo.recording.recorder import _metrics_line
+from rllib_gigpo.recording.recorder import RunRecorder, _metrics_line
 from rllib_gigpo.recording.rollout_rows import FIELDS, parquet_of, read_rows, rollouts_of
 from rllib_gigpo.vision.pictures import Gallery, PlacedPicture
+from rllib_gigpo.whole_checkpoints import WholeCheckpoints
 from tests.episodes import Step, solo, team
 from tests.full_disk import FullDisk
 from tests.recorded import EPISODES, RUN, decode, iteration_of, metrics_line, recorded_rows
@@ -490,3 +493,29 @@ def test_a_full_disk_takes_no_half_line(tmp_path, monkeypatch):
         append_line(path, {"iteration": 2})
     monkeypatch.undo()
     assert read_lines(path) == [{"iteration": 1}]
+
+
+def test_the_rows_of_an_iteration_are_there_before_a_checkpoint_counts_it_as_done(
+    tmp_path, monkeypatch
+):
+    """A process that is killed after the save has lost none: nobody would play them again."""
+    algorithm: Any = object.__new__(GiGPO)
+    algorithm.config = GiGPOConfig().recording(folder=str(tmp_path))
+    algorithm._storage = None
+    algorithm.recorder = recorder = RunRecorder(algorithm)
+    folder = recorder.folder
+
+    def write_slowly(iteration):
+        time.sleep(0.3)
+        write_lines(folder.rollout_file(iteration.number), [])
+
+    def save(self, path, **options):
+        assert folder.recorded_iterations() == [7]
+        return path
+
+    monkeypatch.setattr(recorder, "_write_rollouts", write_slowly)
+    monkeypatch.setattr(recorder, "_load_tokenizer", lambda: None)
+    monkeypatch.setattr(WholeCheckpoints, "save_to_path", save)
+    recorder._write_soon(iteration_of(EPISODES, 7))
+    assert algorithm.save_to_path(tmp_path / "checkpoint") == tmp_path / "checkpoint"
+    recorder.close()

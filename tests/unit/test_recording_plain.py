@@ -39,6 +39,10 @@ TELLING = (
     "auth.token",
     "credentials",
 )
+KINDS = (
+    *("word", "option", "flag", "secret", "secret=", "VARIABLE", "json"),
+    *("header", "header:", "header=", "-H", "scheme"),
+)
 NOT_TELLING = ("max_prompt_tokens", "tokenizer", "stop_token_ids", "monkey", "gae_level")
 
 
@@ -119,6 +123,28 @@ class TestPlain:
             ),
             ("""{"password": "open sesame"}""", """{"password": "***"}"""),
             ("""t.py --set "{'password': 'a b'}" """, """t.py --set "{'password': '***'}" """),
+            (
+                """mcp:npx mcp-remote https://h --header "X-API-Key: HUSH" """,
+                """mcp:npx mcp-remote https://h --header 'X-API-Key: ***' """,
+            ),
+            (
+                """curl -H 'Authorization: Basic dXNlcjpwYXNz' https://h""",
+                """curl -H 'Authorization: Basic ***' https://h""",
+            ),
+            ("t.py --header=X-API-Key:HUSH -v", "t.py --header=X-API-Key:*** -v"),
+            ("t.py --header X-API-Key:HUSH -v", "t.py --header X-API-Key:*** -v"),
+            ("t.py -H password:HUSH -v", "t.py -H password:*** -v"),
+            ("t.py --extra-headers 'password:HUSH'", "t.py --extra-headers 'password:***'"),
+            ("t.py --header='token: my phrase' -v", "t.py '--header=token: ***' -v"),
+            ("t.py --header X-API-Key: HUSH -v", "t.py --header X-API-Key: *** -v"),
+            ("t.py --header=X-API-Key: HUSH -v", "t.py --header=X-API-Key: *** -v"),
+            ("t.py -H password: HUSH -v", "t.py -H password: *** -v"),
+            ("t.py Authorization: Basic HUSH -v", "t.py Authorization: Basic *** -v"),
+            ("t.py proxy-authorization: HUSH -v", "t.py proxy-authorization: *** -v"),
+            ("Authorization: Token HUSH", "Authorization: Token ***"),
+            ("Authorization:HUSH", "Authorization:***"),
+            ("HF_TOKEN:HUSH", "HF_TOKEN:***"),
+            ("Host: h\nX-Api-Key: my phrase\nAge: 3", "Host: h\nX-Api-Key: ***\nAge: 3"),
         ],
     )
     def test_telling_texts_are_hidden(self, text, left):
@@ -136,6 +162,14 @@ class TestPlain:
             "[" * 5_000,
             "t.py --password",
             "t.py --password --verbose",
+            "mcp:npx mcp-remote https://h:80 --header 'Accept: text/plain' -H Age:3",
+            "Note: find the token: it is red. The password: two words. At 12:30:01 C:\\data",
+            "envs.password_game:Env",
+            "secret_santa:Env --policy token_policies:best --profile my.api_key:profile",
+            "t.py --env=TokenGame:Env secret://vault/name",
+            "t.py --header",
+            "t.py -H X-API-Key: --verbose",
+            "max_prompt_tokens: 64",
         ],
     )
     def test_other_texts_stay_as_they_are(self, text):
@@ -144,9 +178,7 @@ class TestPlain:
     @given(
         st.lists(
             st.tuples(
-                st.sampled_from(
-                    ["word", "option", "flag", "secret", "secret=", "VARIABLE", "json"]
-                ),
+                st.sampled_from(KINDS),
                 st.sampled_from([*TELLING]),
                 st.text("ab'\" {}[]=&\\", max_size=4),
             ),
@@ -166,6 +198,11 @@ class TestPlain:
                 "secret": [f"--{name}", secret],
                 "secret=": [f"--{name}={secret}"],
                 "VARIABLE": [f"{name}={secret}"],
+                "header": ["--header", f"{name}: {secret}"],
+                "header:": ["--header", f"{name}:{secret}"],
+                "header=": [f"--header={name}:{secret}"],
+                "-H": [f"-HX-{name}: {secret}"],
+                "scheme": ["--header", f"Authorization: Basic {secret}"],
                 "json": ["--env-config", json.dumps({"a": [{name: [secret, {"b": secret}]}]})],
             }[kind]
         line = shlex.join(arguments)

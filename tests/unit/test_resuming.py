@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from rllib_gigpo.checkpoints import CheckpointError, Place, save_whole
 from rllib_gigpo.recording.folder import RunFolder, read_lines, write_json, write_lines
 from rllib_gigpo.resuming import _forget_others, newest_checkpoint, train_to
+from rllib_gigpo.watched_actors import LearnerError
 
 
 def saved(folder: Path, *numbers: int) -> None:
@@ -172,3 +174,87 @@ def test_a_rollback_is_saved_at_once(tmp_path):
     config = Scripted(tmp_path, 13, 14, 15)
     assert run(config, 15, checkpoint_every=5) == 15
     assert config.script == []
+
+
+class Failing(Scripted):
+    """A learner fails at the given moments, one after the other: "build", "restore", "train"."""
+
+    def __init__(self, folder: Path, *script: int, fails: list[str]):
+        super().__init__(folder, *script)
+        self.fails = fails
+        self.num_stops = 0
+
+    def _maybe_fail(self, moment: str) -> None:
+        if self.fails[:1] == [moment]:
+            self.fails.pop(0)
+            raise LearnerError(f"learner 1 of 2 died ({moment})")
+
+    def build_algo(self) -> Scripted:
+        self._maybe_fail("build")
+        return super().build_algo()
+
+    def restore_from_path(self, path: Path) -> None:
+        self._maybe_fail("restore")
+        super().restore_from_path(path)
+
+    def train(self) -> dict[str, Any]:
+        self._maybe_fail("train")
+        return super().train()
+
+    def stop(self) -> None:
+        self.num_stops += 1
+
+
+@pytest.mark.parametrize(
+    ("fails", "stops"),
+    [(["build"], 1), (["restore"], 2), (["train"], 2), (["build", "restore", "train"], 3)],
+)
+def test_it_goes_on_after_a_learner_that_fails_at_any_moment(tmp_path, caplog, fails, stops):
+    place = Place.of(tmp_path / "checkpoint_000001")
+    save_whole(place, lambda to: (to / "state").write_text("1"))
+    config = Failing(tmp_path, 2, fails=list(fails))
+    assert run(config, 2, max_failures=len(fails)) == 2
+    assert config.fails == []
+    assert config.num_stops == stops
+    for number, moment in enumerate(fails, start=1):
+        assert f"died ({moment}) (failure {number} of at most {len(fails)})" in caplog.text
+    config = Failing(tmp_path, 3, fails=["restore", "restore"])
+    with pytest.raises(LearnerError, match="restore"):
+        run(config, 3, max_failures=1)
+
+
+def test_one_folder_is_trained_in_by_one_call_at_a_time(tmp_path):
+    is_there, is_seen = threading.Event(), threading.Event()
+
+    class Waiting(Scripted):
+        def train(self) -> dict[str, Any]:
+            is_there.set()
+            assert is_seen.wait(60)
+            return super().train()
+
+    first = threading.Thread(target=run, args=(Waiting(tmp_path, 1), 1))
+    first.start()
+    assert is_there.wait(60)
+    second = Scripted(tmp_path, 1)
+    with pytest.raises(ValueError, match="another train_to is at work in") as error:
+        run(second, 1)
+    assert str(error.value) == (
+        f"another train_to is at work in {tmp_path}: wait for it, end it, or name another folder"
+    )
+    assert not second.is_built
+    is_seen.set()
+    first.join()
+    assert run(second, 1) == 1
+    # The lock is no file of a run: nothing of it is cleared or laid aside.
+    RunFolder(tmp_path).clear()
+    assert (tmp_path / ".train_to.lock").exists()
+
+
+def test_what_killed_saves_have_left_goes(tmp_path):
+    left_over = tmp_path / ".checkpoint_000001.partial-0123abcd"
+    left_over.mkdir()
+    other = tmp_path / ".mine.partial-0123abcd"
+    other.mkdir()
+    assert run(Scripted(tmp_path, 2), 2) == 2
+    assert not left_over.exists()
+    assert other.exists()

@@ -12,7 +12,7 @@ from envs.catalog import SCHEMES
 from rllib_gigpo.registry import load_object
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("rllib_gigpo", "rllib_gigpo_cli", "envs")
+PACKAGES = ("rllib_gigpo", "rllib_gigpo_cli", "rllib_gigpo_wire", "envs")
 
 # Who unpickles, and what: nothing that `report`, `view`, `receipt` or `compare` reads.
 UNPICKLES = {

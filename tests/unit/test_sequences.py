@@ -272,6 +272,26 @@ def test_models_that_do_not_are_accepted_and_left_as_they_were(model):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("has_own_forward", [False, True])
+def test_nothing_before_the_output_layer_runs(model, has_own_forward):
+    """Kernels that need a GPU may stand there, while the model is on the CPU still."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no GPU")
+
+    body = model.base_model
+    hooks = [layer.register_forward_pre_hook(refuse) for layer in body.modules()]
+    if has_own_forward:
+        body.forward = refuse
+    expected = dict(vars(body))
+    with pytest.raises(RuntimeError, match="no GPU"):
+        model(input_ids=torch.tensor([[0]]))
+    for hook in hooks[:1]:  # the body's own, which is called and does not compute
+        hook.remove()
+    check_output_layer(model)
+    assert dict(vars(body)) == expected
+
+
 def test_an_output_layer_of_zeros_is_accepted():
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, tie_word_embeddings=False))
     torch.nn.init.zeros_(model.get_output_embeddings().weight)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from rllib_gigpo.engines.base import Completion, Request, Sampling
-from rllib_gigpo.engines.vllm import remote
+from rllib_gigpo.engines.published import Published
+from rllib_gigpo.engines.vllm import native, remote
 from rllib_gigpo.engines.vllm.actor import Birth, WeightVault
+from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.remote import Fleet, RemoteVLLMEngine
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
@@ -44,6 +49,7 @@ class Stoppable:
         self._actor_id = SimpleNamespace(hex=lambda: "e1")
         self.ping = SimpleNamespace(remote=lambda: Answer(None, self))
         self.birth = SimpleNamespace(remote=lambda: Answer(self._birth, self))
+        self.load = SimpleNamespace(remote=lambda published, packed: Answer(None, self))
         self.generate = SimpleNamespace()
 
     def _birth(self) -> Birth:
@@ -58,10 +64,23 @@ class LittleRay:
         self.state = state
         self.kills = 0
         vault = WeightVault()
-        condemn = SimpleNamespace(remote=lambda process: Answer(vault.condemn(process)))
-        self.vault = SimpleNamespace(condemn=condemn)
+        self.is_vault_dead = False
 
-    def client(self, limit_s: float = 0.1) -> RemoteVLLMEngine:
+        def condemn(process: str) -> Answer:
+            return Answer(self._fail if self.is_vault_dead else vault.condemn(process))
+
+        self.vault = SimpleNamespace(
+            condemn=SimpleNamespace(remote=condemn),
+            publish=SimpleNamespace(
+                remote=lambda policy, what: Answer(vault.publish(policy, what))
+            ),
+            last_error=SimpleNamespace(remote=lambda policy: Answer(self._fail)),
+        )
+
+    def _fail(self) -> Any:
+        raise GetTimeoutError
+
+    def client(self, limit_s: float | None = 0.1) -> RemoteVLLMEngine:
         fleet = Fleet({POLICY: (self.engine,)}, self.vault, VLLMSettings(), limit_s)
         return RemoteVLLMEngine(fleet)
 
@@ -156,3 +175,161 @@ def test_an_engine_that_answered_while_the_event_loop_stood_still_lives_on(ray, 
 
     assert asyncio.run(play()).finish_reason == "stop"
     assert ray.kills == 0
+
+
+# While weights are sent to them -------------------------------------------------------------------
+
+WEIGHTS = Published("weights", packed={}, version=0, checksums={})
+
+
+def transfer(ray: LittleRay, seconds: float, *, stops: bool) -> Callable[..., str | None]:
+    """What a learner does that sends weights: it waits for the engine, and for nothing else."""
+
+    def send(engines: Any, incarnations: Any) -> str | None:
+        ray.engine.is_stopped = stops
+        restarts, give_up_at = ray.engine.restarts, time.monotonic() + seconds
+        while ray.engine.restarts == restarts:
+            if time.monotonic() > give_up_at:
+                return None
+            time.sleep(0.01)
+        return "RayActorError"
+
+    return send
+
+
+def test_an_engine_that_stops_while_weights_are_sent_to_it_is_killed(ray):
+    client = ray.client(limit_s=0.05)
+    client.publish(POLICY, WEIGHTS, transfer(ray, 20.0, stops=True))
+    assert client.faults.failed_transfers == 1
+    # Once for its silence; then all engines of the policy start anew.
+    assert ray.kills == 2
+    assert client.version(POLICY) == WEIGHTS.version
+
+
+def test_a_transfer_may_take_many_times_the_limit(ray):
+    client = ray.client(limit_s=0.02)
+    client.publish(POLICY, WEIGHTS, transfer(ray, 0.3, stops=False))
+    assert (ray.kills, client.faults.failed_transfers) == (0, 0)
+
+
+def test_without_a_limit_a_transfer_is_left_alone(ray):
+    client = ray.client(limit_s=None)
+    assert client._while_watched([ray.engine], threading.get_ident) == threading.get_ident()
+    stopped = transfer(ray, 0.2, stops=True)
+    assert client._while_watched([ray.engine], lambda: stopped([], [])) is None
+    assert ray.kills == 0
+
+
+def test_a_transfer_ends_where_stopped_engines_have_nothing_to_come_back_with(ray):
+    client = ray.client(limit_s=0.05)
+    ray.is_vault_dead = True
+    with pytest.raises(EngineDiedError, match="keeps the weights for engines that restart"):
+        client.publish(POLICY, WEIGHTS, transfer(ray, 20.0, stops=True))
+    assert ray.kills == 1
+
+
+def test_what_a_transfer_raises_is_its_own(ray):
+    def broken() -> None:
+        raise ZeroDivisionError("the learner broke")
+
+    with pytest.raises(ZeroDivisionError, match="the learner broke"):
+        ray.client()._while_watched([ray.engine], broken)
+
+
+def test_a_request_is_not_left_waiting_for_what_an_engine_died_of(ray, monkeypatch):
+    monkeypatch.setattr(remote, "_MAX_RETRIES", 0)
+
+    async def die(request: Request) -> Completion:
+        raise RayActorError
+
+    client = ray.client()
+    ray.engine.generate.remote = die
+    client._listen = lambda engine: None
+    request = Request(np.ones(1, np.int32), Sampling(), seed=0, request_id="a")
+    with pytest.raises(EngineDiedError, match="keeps the weights for engines that restart"):
+        asyncio.run(client.generate(request))
+
+
+class Broadcast:
+    """vLLM's trainer over NCCL: calls the engines, and waits in NCCL until it is aborted."""
+
+    def __init__(self, client: native.EngineClient):
+        self._client = client
+        self._is_aborted = threading.Event()
+        self.device_waits = 0
+
+    def connect(self) -> None:
+        self._together(lambda: self._client.init_weight_transfer_engine({}))
+
+    def send_weights(self) -> None:
+        self._together(lambda: self._client.update_weights({}))
+
+    def _together(self, call: Callable[[], None]) -> None:
+        threading.Thread(target=self._called, args=(call,), daemon=True).start()
+        self.device_waits += 1
+        self._is_aborted.wait(20.0)
+        self.device_waits -= 1
+
+    def _called(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except RayActorError:
+            return  # raised once NCCL lets go
+        self._is_aborted.set()
+
+    def shutdown(self) -> None:
+        self._is_aborted.set()
+
+
+@pytest.mark.parametrize("dies_in", ["init_transfer", "receive"])
+def test_a_learner_does_not_wait_in_nccl_for_an_engine_that_is_gone(dies_in, monkeypatch):
+    called: list[str] = []
+    broadcasts: list[Broadcast] = []
+
+    class Engine:
+        def __getattr__(self, method: str) -> Any:
+            def call(*arguments: Any) -> Answer:
+                called.append(method)
+                return Answer(die if method == dies_in else None)
+
+            return SimpleNamespace(remote=call)
+
+    def die() -> None:
+        raise RayActorError
+
+    def connect(road: str, source: Any, client: native.EngineClient, members: int) -> Broadcast:
+        broadcasts.append(Broadcast(client))
+        broadcasts[-1].connect()
+        broadcasts[-1]._is_aborted.clear()
+        return broadcasts[-1]
+
+    monkeypatch.setattr(native, "ray", LittleRay())
+    monkeypatch.setattr(native, "import_vllm", lambda: None)
+    monkeypatch.setattr(native, "_connect", connect)
+
+    class Learner:
+        config = SimpleNamespace(
+            dtype="float32", vllm_settings=SimpleNamespace(tensor_parallel_size=1)
+        )
+
+    learner = Learner()
+    for number in (1, 2):  # a broken connection is not used again
+        started = time.monotonic()
+        problem = native.send_weights(
+            learner,
+            road="nccl",
+            module_id=POLICY,
+            engines=[Engine()],
+            incarnations=["born-0"],
+            version=number,
+        )
+        assert str(problem).startswith("RayActorError")
+        assert time.monotonic() - started < 10.0
+        assert len(broadcasts) == number
+    if dies_in == "receive":
+        deadline = time.monotonic() + 10.0
+        while any(each.device_waits for each in broadcasts):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    for each in broadcasts:
+        each.shutdown()

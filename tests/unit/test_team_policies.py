@@ -13,10 +13,11 @@ from rllib_gigpo.advantages import StepTable, gigpo, pool_agents
 from rllib_gigpo.agent import AgentProfile, ChatTemplate, NoMemory
 from rllib_gigpo.encoding import PromptEncoder
 from rllib_gigpo.engines.base import Sampling
+from rllib_gigpo.module import CausalLMModule
 from rllib_gigpo.rollout_types import Voice
 from rllib_gigpo.rows import agent_episodes, complete_batch
 from tests.stage import TOKENIZER, Stage, task
-from tests.tiny_runs import build_learner, random_rows, tiny_config
+from tests.tiny_runs import SHAPE, build_learner, random_rows, tiny_config
 
 TABLE = StepTable(
     group=np.zeros(4, int),
@@ -115,6 +116,41 @@ def test_policies_are_spoken_to_in_their_own_words():
     assert (first.sampling.max_tokens, second.sampling.max_tokens) == (10, 3)
     texts = [TOKENIZER.decode(request.prompt_ids) for request in (first, second)]
     assert [text.split().count("door") for text in texts] == [1, 2]
+
+
+def test_a_device_is_given_the_shared_base_once(monkeypatch):
+    pytest.importorskip("peft")
+    from rllib_gigpo.lora import LoRASettings
+
+    agents = {"first", "second", "third", "other"}
+    config = (
+        team()
+        .llm(lora=LoRASettings(rank=2))
+        .multi_agent(
+            policies=agents,
+            algorithm_config_overrides_per_module={
+                "other": {"llm_options": {**SHAPE, "num_layers": 2}}
+            },
+        )
+    )
+    there: dict[int, int] = {}  # numbers on a device that is not the CPU, by their place
+
+    def move(module: CausalLMModule, device: str) -> None:
+        for parameter in module.parameters():
+            if parameter.data_ptr() not in there:
+                parameter.data = parameter.data.clone()
+                there[parameter.data_ptr()] = parameter.numel()
+
+    monkeypatch.setattr(CausalLMModule, "to", move)
+    learner = build_learner(config)
+    models = {name: learner.module[name].unwrapped().lm for name in agents}
+    adapters = sum(p.numel() for m in models.values() for p in m.parameters() if p.requires_grad)
+    bases = [
+        sum(p.numel() for p in models[name].parameters() if not p.requires_grad)
+        for name in ("first", "other")
+    ]
+    assert bases[0] != bases[1]
+    assert sum(there.values()) == sum(bases) + adapters
 
 
 def test_adapters_of_two_roles_share_one_base():

@@ -152,6 +152,23 @@ def test_settings_of_rllib_that_mean_nothing_here_are_refused(section, setting, 
     assert instead in message
 
 
+@pytest.mark.parametrize("value", [60, 0.5, -1, "long", True, float("nan")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "min_time_s_per_iteration",
+        "min_sample_timesteps_per_iteration",
+        "min_train_timesteps_per_iteration",
+    ],
+)
+def test_several_updates_in_one_iteration_are_refused(name, value):
+    message = fault(config().reporting(**{name: value}))
+    assert message.startswith(f"reporting({name}={value!r}): expected None or 0, since")
+    assert "would not be recorded; leave it out" in message
+    for silent in (None, 0, 0.0):
+        config().reporting(**{name: silent}).validate()
+
+
 # Pairs -------------------------------------------------------------------------------------------
 
 
@@ -397,7 +414,20 @@ def test_a_pair_of_clip_bounds_is_low_and_high():
             {"offload_to_cpu": True, "num_learners": 2, "sharding": "fsdp"},
             "compute on the CPU, where everything is already",
         ),
+        (
+            {"num_learners": 2, "num_gpus_per_learner": 0.5},
+            "needs a GPU for each of them; set num_gpus_per_learner=1, or num_learners=1",
+        ),
+        (
+            {"num_learners": 4, "num_gpus_per_learner": 0.25, "sharding": "fsdp"},
+            "num_gpus_per_learner=0.25 with num_learners=4: NCCL",
+        ),
     ],
 )
 def test_a_model_is_shared_by_learners_that_exist(setting, expected):
     assert expected in fault(config().learners(**setting))
+
+
+@pytest.mark.parametrize(("learners", "gpus"), [(0, 0.5), (1, 0.5), (2, 0), (2, 1), (2, 2)])
+def test_learners_have_gpus_of_their_own_or_none(learners, gpus):
+    config().learners(num_learners=learners, num_gpus_per_learner=gpus).validate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_gigpo import GiGPOConfig
+from rllib_gigpo import GiGPO, GiGPOConfig, watchdog
 from rllib_gigpo.checkpoints import CheckpointError
 from rllib_gigpo.recording.folder import read_json, write_json
 from rllib_gigpo.recording.rollout_rows import worst_episodes
 from rllib_gigpo.repetition import is_repeating
-from rllib_gigpo.watchdog import SIGNALS, Limits, find_alarms, seen
-from rllib_gigpo.watching import BestWeights, Watchdog, limits_of
+from rllib_gigpo.watchdog import SIGNALS, History, Limits
+from rllib_gigpo.watching import BestWeights, CollapseError, Watchdog, limits_of
+from rllib_gigpo.whole_checkpoints import WholeCheckpoints
 
 # A run that learns: returns rise from 0.2 to 0.9, and everything else drifts as it does in such
 # runs; groups end alike because they all win.
@@ -35,6 +37,11 @@ LEARNED = {
     "kl": [0.0, 0.1, 0.3, 0.9, 1.5, 1.6],
     "engine_logp_gap": [1e-6] * 6,
 }
+
+
+def find_alarms(lines, *limits, **how):
+    """What is wrong at the end of lines of metrics."""
+    return watchdog.find_alarms(History.of(lines), *limits, **how)
 
 
 def history(count: int = 6, *, first: int = 1, module: str = "default_policy", **changes):
@@ -220,6 +227,11 @@ def test_a_run_that_went_back_has_numbers_that_do_not_begin_at_one():
     assert only(gone_wrong(first=41, **changes)).since == 44
 
 
+def stored(history: History) -> History:
+    """The same history out of a checkpoint."""
+    return History.from_state(pickle.loads(pickle.dumps(history.get_state())))
+
+
 def test_what_is_kept_of_an_iteration_is_all_that_the_detectors_read():
     for changes, *_ in CASES.values():
         lines = gone_wrong(**changes)
@@ -236,13 +248,35 @@ def test_what_is_kept_of_an_iteration_is_all_that_the_detectors_read():
             }
             for line in lines
         ]
-        kept = [seen(line) for line in told]
-        assert find_alarms(kept) == find_alarms(told) == find_alarms(lines)
+        found = find_alarms(lines)
+        assert found == find_alarms(told) == watchdog.find_alarms(stored(History.of(told)))
         # Seven numbers of the rollouts and three of the learner, nothing of the rest.
-        assert len(kept[0]["env_runners"]) <= 7
-        assert len(kept[0]["learners"]["default_policy"]) <= 3
-        assert not set(more) & {*kept[0]["env_runners"], *kept[0]["learners"]["default_policy"]}
-    assert find_alarms([seen({"iteration": 1}), seen({"iteration": 2, "learners": None})]) == []
+        numbers = History.of(told).get_state()["numbers"]
+        assert set(numbers) == {"", "default_policy"}
+        assert set(numbers[""]) == set(GOOD)
+        assert set(numbers["default_policy"]) == set(LEARNED)
+    assert find_alarms([{"iteration": 1}, {"iteration": 2, "learners": None}]) == []
+
+
+def test_an_iteration_costs_a_checkpoint_less_than_a_hundred_bytes():
+    short, long = (
+        len(pickle.dumps(History.of(history(6) * times).get_state())) for times in (1, 1001)
+    )
+    # The iteration and ten numbers of 8 bytes each.
+    assert (long - short) / 6000 <= 90
+
+
+def test_a_number_that_comes_late_has_the_iterations_of_its_own():
+    lines = [{"iteration": 1}, *history(first=2)]
+    late = stored(History.of(lines))
+    late.forget_after(3)
+    assert late.points("kl", "default_policy") == [(2, 0.0), (3, 0.1)]
+    late.add({"iteration": 4, "learners": {"default_policy": {"kl": 7}}})
+    assert late.points("kl", "default_policy") == [(2, 0.0), (3, 0.1), (4, 7.0)]
+    assert late.points("success_rate") == [(2, 0.2), (3, 0.3)]
+    assert len(late) == 4
+    late.forget_after(0)
+    assert stored(late).points("kl", "default_policy") == []
 
 
 numbers = st.floats(-10, 10) | st.just(math.nan) | st.none()
@@ -454,3 +488,144 @@ def test_a_run_that_goes_on_counts_on_and_warns_once(tmp_path, on_collapse, fres
     assert [alarm.signal for alarm in watchdog.alarms] == ["repetition"]
     assert watchdog.num_alarms == 4 + fresh
     assert [event["signal"] for event in events] == ["repetition"] * fresh
+
+
+class Run:
+    """What the watchdog sees of an algorithm, and the state that its checkpoints hold."""
+
+    def __init__(self, folder: Path, monkeypatch, **how: Any):
+        monkeypatch.setattr(WholeCheckpoints, "get_state", lambda self: {}, raising=False)
+        monkeypatch.setattr(WholeCheckpoints, "set_state", lambda self, state: None, raising=False)
+        self.algorithm: Any = object.__new__(GiGPO)
+        self.algorithm.config = GiGPOConfig().watchdog(**how).recording(folder=str(folder))
+        self.algorithm.num_updates = 0
+        self.algorithm.recorder = None
+        self.algorithm._storage = None
+        self.algorithm.sampler = SimpleNamespace(
+            dump_ahead=lambda: None, load_ahead=lambda played: None
+        )
+        self.algorithm.weights = SimpleNamespace(push=lambda version: None)
+        self.algorithm.learner_group = SimpleNamespace(foreach_learner=lambda call: [])
+        self.algorithm.save_to_path = self._save
+        self.algorithm.restore_from_path = self._restore
+        self.watchdog = self.algorithm.watchdog = Watchdog(self.algorithm)
+
+    def _save(self, path: str) -> None:
+        Path(path).mkdir(parents=True)
+        Path(path, "state").write_bytes(self.checkpoint())
+
+    def _restore(self, path: str) -> None:
+        self.restore(Path(path, "state").read_bytes())
+
+    def checkpoint(self) -> bytes:
+        return pickle.dumps(self.algorithm.get_state())
+
+    def restore(self, checkpoint: bytes) -> None:
+        self.algorithm.set_state(pickle.loads(checkpoint))
+
+    def train(self, *repeated: float) -> dict[str, Any]:
+        """Iterations in which that share of the responses was loops."""
+        told: dict[str, Any] = {}
+        for share in repeated:
+            self.watchdog.begin(self.algorithm.num_updates)
+            self.algorithm.num_updates += 1
+            played = {"repeated_response_rate": share, "episode_return_mean": 1.0 - share}
+            told = {"env_runners": played}
+            self.watchdog.on_train_result(algorithm=self.algorithm, result=told)
+            self.watchdog.act()
+        return told["watchdog"]
+
+
+@pytest.mark.parametrize("on_collapse", ["warn", "stop"])
+def test_a_collapse_is_seen_over_a_checkpoint_without_its_run_folder(
+    tmp_path, monkeypatch, on_collapse
+):
+    how = {"on_collapse": on_collapse, "patience": 2}
+    first = Run(tmp_path / "first", monkeypatch, **how)
+    first.train(0.0, 0.0, 0.0, 0.9)
+    second = Run(tmp_path / "second", monkeypatch, **how)
+    second.restore(first.checkpoint())
+    for run in (first, second):
+        if on_collapse == "stop":
+            with pytest.raises(CollapseError, match="since iteration 4; at its best before that"):
+                run.train(0.9)
+        else:
+            assert run.train(0.9)["num_alarms"] == 1
+    # It is told once, also by whoever goes on after that.
+    third = Run(tmp_path / "third", monkeypatch, on_collapse="warn")
+    third.restore(first.checkpoint())
+    assert [alarm.since for alarm in third.watchdog.alarms] == [4]
+    assert third.train(0.9)["num_alarms"] == 1
+
+
+def test_rollbacks_are_counted_over_checkpoints_and_by_none_of_them_anew(tmp_path, monkeypatch):
+    how = {"on_collapse": "rollback", "best_every": 1, "max_rollbacks": 2, "patience": 1}
+    first = Run(tmp_path / "first", monkeypatch, **how)
+    first.train(0.0, 0.9)
+    assert (first.algorithm.num_updates, first.watchdog.rollbacks) == (0, 1)
+    # The weights that it went back to were saved before there was a rollback.
+    told = first.train(0.0)
+    assert (told["num_rollbacks"], told["num_alarms"]) == (1, 1)
+    for number, folder in enumerate(("first", "second")):
+        run = Run(tmp_path / folder, monkeypatch, **how)
+        run.restore(first.checkpoint())
+        assert run.watchdog.rollbacks == 1, number
+        assert run.train(0.0)["num_rollbacks"] == 1
+        run.train(0.9)
+        assert run.watchdog.rollbacks == 2
+        with pytest.raises(CollapseError, match=r"rolled back 2 times \(max_rollbacks=2\)"):
+            run.train(0.0, 0.9)
+
+
+def test_a_checkpoint_at_the_beginning_keeps_the_rollbacks(tmp_path, monkeypatch):
+    how = {"on_collapse": "rollback", "best_every": 1, "patience": 1}
+    first = Run(tmp_path, monkeypatch, **how)
+    first.train(0.0, 0.9)
+    checkpoint = first.checkpoint()
+    assert first.algorithm.num_updates == 0
+    second = Run(tmp_path, monkeypatch, **how)
+    second.restore(checkpoint)
+    assert second.train(0.0)["num_rollbacks"] == 1
+
+
+def test_weights_that_were_to_be_judged_are_after_a_restart(tmp_path, monkeypatch):
+    how = {"on_collapse": "rollback", "best_every": 1}
+    first = Run(tmp_path / "first", monkeypatch, **how)
+    first.algorithm.config.max_staleness = 1
+    first.train(0.1)  # of no weights: what it was played with is older than the run
+    checkpoint = first.checkpoint()
+    first.train(0.1)
+    best = tmp_path / "first" / "watchdog" / "best.json"
+    assert read_json(best) == {"iteration": 0, "return": 0.9}
+    best.unlink()
+    for folder, judged in (("first", 0), ("second", None)):
+        run = Run(tmp_path / folder, monkeypatch, **how)
+        run.algorithm.config.max_staleness = 1
+        run.restore(checkpoint)
+        run.train(0.1)
+        assert run.watchdog._best.iteration == judged
+    assert read_json(best) == {"iteration": 0, "return": 0.9, "rollbacks": 0}
+
+
+def test_a_checkpoint_of_before_is_taken_and_writes_nothing(tmp_path, monkeypatch):
+    best = tmp_path / "watchdog" / "best.json"
+    write_json(best, {"iteration": 3, "return": 9.0, "rollbacks": 1})
+    run = Run(tmp_path, monkeypatch, on_collapse="rollback")
+    # Not begun, it knows of the folder's run what nobody has asked yet.
+    assert "watchdog" not in run.algorithm.get_state()
+    run.algorithm.set_state({"num_updates": 3})
+    assert run.watchdog.rollbacks == 1
+    run.train(0.0)
+    newer = Run(tmp_path, monkeypatch, on_collapse="rollback")
+    before = best.read_bytes()
+    state = run.algorithm.get_state()
+    newer.algorithm.set_state({**state, "watchdog": {**state["watchdog"], "rollbacks": 0}})
+    assert newer.watchdog.rollbacks == 0
+    assert best.read_bytes() == before
+
+
+def test_what_a_killed_save_of_the_best_weights_has_left_goes(tmp_path, monkeypatch):
+    left_over = tmp_path / "watchdog" / ".after_000004.partial-0123abcd"
+    left_over.mkdir(parents=True)
+    Run(tmp_path, monkeypatch, on_collapse="rollback", best_every=1).train(0.0)
+    assert {path.name for path in left_over.parent.iterdir()} == {"after_000000", "best.json"}

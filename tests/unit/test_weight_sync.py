@@ -1,5 +1,7 @@
 """The proof after each sync: an engine that does not serve the learner's weights is found out."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -49,7 +51,12 @@ def sync_of(monkeypatch, fleet: Fleet, **engines) -> WeightSync:
     config.validate()
     monkeypatch.setattr(WeightSync, "_start_fleet", lambda self: fleet)
     sent = {"default_policy": Published("weights", None, 4, {"a": 1})}
-    return WeightSync(config, [], lambda call: sent, learner_is_local=True)
+
+    def first_learner(call):
+        # The engines' list notes too when the learner is asked to let go of memory.
+        return sent if isinstance(call, partial) else call(fleet)
+
+    return WeightSync(config, [], first_learner, learner_is_local=True)
 
 
 def test_engines_on_a_shared_gpu_wake_after_their_weights_have_come(monkeypatch):
@@ -57,8 +64,9 @@ def test_engines_on_a_shared_gpu_wake_after_their_weights_have_come(monkeypatch)
     sync = sync_of(monkeypatch, fleet, engine_sleep=True)
     sync.sleep()
     sync.push(4)
-    # The weights take back their own memory when they are loaded; the cache follows.
-    assert fleet.asked == ["sleep", "publish", "wake", "all_checksums"]
+    # The weights take back their own memory when they are loaded; the cache follows, once the
+    # learner has let go of the copies that it sent from.
+    assert fleet.asked == ["sleep", "publish", "release_memory", "wake", "all_checksums"]
     assert set(sync.seconds) == {"publish", "load", "checksums", "probe"}
 
 

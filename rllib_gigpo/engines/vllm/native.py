@@ -6,13 +6,19 @@
 vLLM's trainer engine drives the round (init, start, update, finish) through the client; over NCCL
 the tensors themselves go from GPU to GPU, over IPC the workers open the learner's memory. One
 NCCL group holds the learner (rank 0) and the workers of all engines of a policy.
+
+A member that dies leaves the others waiting inside NCCL for ever. So a thread sends, and the first
+call to an engine that fails ends the sending for its caller and aborts the group.
 """
 
 from __future__ import annotations
 
+import queue
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import ray
@@ -65,12 +71,14 @@ class EngineClient:
 
     Attributes:
         version: What the engines are to call the weights of the next round.
+        on_failure: Called with what goes wrong in a call to the engines, before it is raised.
     """
 
     def __init__(self, engines: Sequence[Any], workers: int):
         self._engines = engines
         self._workers = workers
         self.version = 0
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Make every engine a member; vLLM numbers the workers of a single engine only."""
@@ -79,19 +87,26 @@ class EngineClient:
             if "rank_offset" in info:
                 info["rank_offset"] += number * self._workers
         pairs = zip(self._engines, infos, strict=True)
-        ray.get([engine.init_transfer.remote(info) for engine, info in pairs])
+        self._wait_for([engine.init_transfer.remote(info) for engine, info in pairs])
 
     def start_weight_update(self) -> None:
         """Make the engines ready to receive."""
-        ray.get([engine.start_update.remote() for engine in self._engines])
+        self._wait_for([engine.start_update.remote() for engine in self._engines])
 
     def update_weights(self, update_info: Any) -> None:
         """Let the engines receive; over NCCL this lasts as long as the broadcast."""
-        ray.get([engine.receive.remote(update_info) for engine in self._engines])
+        self._wait_for([engine.receive.remote(update_info) for engine in self._engines])
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Put what was received into effect as `version`."""
-        ray.get([engine.finish_update.remote(self.version) for engine in self._engines])
+        self._wait_for([engine.finish_update.remote(self.version) for engine in self._engines])
+
+    def _wait_for(self, answers: list[Any]) -> None:
+        try:
+            ray.get(answers)
+        except Exception as error:
+            self.on_failure(error)
+            raise
 
 
 class _Group:
@@ -106,22 +121,53 @@ class _Group:
         workers: int,
     ):
         import_vllm()
-        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-
         self.incarnations = tuple(incarnations)
         self._client = EngineClient(engines, workers)
-        self._trainer: Any = WeightTransferTrainerFactory.trainer_init(
-            trainer_info(road, source, 1 + workers * len(engines)),
-            client=self._client,
-            source=source,  # pyright: ignore[reportArgumentType]
-        )
+        self._connect = partial(_connect, road, source, self._client, 1 + workers * len(engines))
+        self._trainer: Any = None
 
     def send(self, version: int) -> None:
-        self._client.version = version
-        self._trainer.send_weights()
+        """Send the present weights; connects at the first call.
+
+        Raises:
+            Exception: What went wrong first. The thread that sends may still wait inside NCCL for
+                an engine that is gone, until `close`.
+        """
+        outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._client.version, self._client.on_failure = version, outcomes.put
+        device = torch.cuda.current_device() if torch.cuda.is_available() else -1
+
+        def work() -> None:
+            try:
+                with torch.cuda.device(device):  # each thread has a current one of its own
+                    if self._trainer is None:
+                        self._trainer = self._connect()
+                    self._trainer.send_weights()
+            except BaseException as error:  # whatever it is, somebody waits for the outcome
+                outcomes.put(error)
+            else:
+                outcomes.put(None)
+
+        threading.Thread(target=work, name="send-weights", daemon=True).start()
+        error = outcomes.get()
+        if error is not None:
+            raise error
 
     def close(self) -> None:
-        self._trainer.shutdown()
+        if self._trainer is not None:
+            self._trainer.shutdown()
+
+
+def _connect(
+    road: Literal["nccl", "ipc"], source: PolicySource, client: EngineClient, members: int
+) -> Any:
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    return WeightTransferTrainerFactory.trainer_init(
+        trainer_info(road, source, members),
+        client=client,
+        source=source,  # pyright: ignore[reportArgumentType]
+    )
 
 
 def trainer_info(road: Literal["nccl", "ipc"], source: PolicySource, members: int) -> Any:
@@ -190,6 +236,7 @@ def send_weights(
             groups[module_id] = group
         group.send(version)
     except Exception as error:
-        groups.pop(module_id, None)
+        if module_id in groups:
+            groups.pop(module_id).close()
         return f"{type(error).__name__}: {error}"
     return None

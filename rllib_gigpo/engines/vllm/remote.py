@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -26,6 +28,8 @@ from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Send = Callable[[Sequence[Any], Sequence[str]], str | None]
 """From engine handles and their incarnations to what went wrong, or None."""
@@ -191,7 +195,8 @@ class RemoteVLLMEngine:
                 return await running.engine.generate.remote(request)
             except RayActorError as error:
                 if retries == _MAX_RETRIES:
-                    cause = await self.fleet.vault.last_error.remote(request.policy_id)
+                    told = self.fleet.vault.last_error.remote(request.policy_id)
+                    cause = await asyncio.to_thread(self._of_vault, told)
                     raise EngineDiedError(
                         f"the engine died {retries + 1} times under request "
                         f"{request.request_id!r}, last of this: {cause}"
@@ -339,7 +344,8 @@ class RemoteVLLMEngine:
     def _send(
         self, policy_id: str, send: Send, engines: Sequence[Any], births: Sequence[Birth]
     ) -> None:
-        problem = send(engines, [birth.incarnation for birth in births])
+        incarnations = [birth.incarnation for birth in births]
+        problem = self._while_watched(engines, lambda: send(engines, incarnations))
         if problem is None:
             return
         self.faults.failed_transfers += 1
@@ -351,6 +357,36 @@ class RemoteVLLMEngine:
         )
         for engine in engines:
             ray.kill(engine, no_restart=False)
+
+    def _while_watched(self, engines: Sequence[Any], work: Callable[[], T]) -> T:
+        """Do work that waits for engines, and end those that stop meanwhile.
+
+        A learner that waits for an engine beats: nobody else would see that both stand still.
+
+        Raises:
+            EngineDiedError: The vault died, and with it what the engines would come back with.
+        """
+        if self.fleet.heartbeat_timeout_s is None:
+            return work()
+        is_over = threading.Event()
+        with ThreadPoolExecutor(1, "watch-engines") as pool:
+            watching = pool.submit(self._watch, engines, is_over)
+            try:
+                result = work()
+            finally:
+                is_over.set()
+        watching.result()
+        return result
+
+    def _watch(self, engines: Sequence[Any], is_over: threading.Event) -> None:
+        try:
+            while not is_over.wait(self.fleet.heartbeat_timeout_s):
+                self._end_silent(engines)
+        except Exception:
+            # Nobody watches from here on: whoever waits for an engine would do so for ever.
+            for engine in engines:
+                ray.kill(engine, no_restart=False)
+            raise
 
     def checksums(self, policy_id: str = "default_policy") -> Checksums:
         """Checksums on the policy's first engine; see `Engine.checksums`."""
@@ -436,11 +472,17 @@ class RemoteVLLMEngine:
                 timeout=None if math.isinf(patience) else patience,
             )
             late = [e for e, ref in zip(engines, refs, strict=True) if ref in waiting]
-            pings = {engine.ping.remote(): engine for engine in late}
-            if pings and not math.isinf(limit):
-                _, silent = ray.wait(list(pings), num_returns=len(pings), timeout=limit)
-                for ping in silent:
-                    self._end_stopped(pings[ping], ping)
+            if late and not math.isinf(limit):
+                self._end_silent(late)
+
+    def _end_silent(self, engines: Sequence[Any]) -> None:
+        """Ask engines whether they live; kill those that do not answer within the time limit."""
+        pings = {engine.ping.remote(): engine for engine in engines}
+        _, silent = ray.wait(
+            list(pings), num_returns=len(pings), timeout=self.fleet.heartbeat_timeout_s
+        )
+        for ping in silent:
+            self._end_stopped(pings[ping], ping)
 
     def _note(self, engine: Any, birth: Birth) -> Birth:
         known = self._incarnations.setdefault(engine, birth.incarnation)

@@ -2,6 +2,9 @@
 
 A socket's time limit is one for each piece that comes. `open_url` and the connections here have one
 for the whole answer, from its first header to its last byte.
+
+A package of its own beside `rllib_gigpo` and `envs`, which do not import each other and both ask
+servers. It imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ MAX_ANSWER_BYTES = 64 << 20
 
 _CHUNK_BYTES = 1 << 16
 _MAX_REFUSAL_BYTES = 1 << 20
+
+
+class TooLargeError(ValueError):
+    """An answer has more bytes than are read."""
 
 
 class _Incoming(io.RawIOBase):
@@ -115,7 +122,7 @@ def read_whole(response: Any, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTE
 
     Raises:
         TimeoutError: It did not end in time.
-        ValueError: It is too large.
+        TooLargeError: It is too large.
         http.client.HTTPException: It is shorter than announced.
     """
     data = b"".join(_chunks(response, timeout_s, max_bytes))
@@ -138,7 +145,7 @@ def read_lines(
 
     Raises:
         TimeoutError: It did not end in time.
-        ValueError: It is too large.
+        TooLargeError: It is too large.
         http.client.HTTPException: It breaks HTTP's rules.
     """
     rest = bytearray()
@@ -172,7 +179,7 @@ def _chunks(response: Any, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
     while chunk := response.read1(_CHUNK_BYTES):
         size += len(chunk)
         if size > max_bytes:
-            raise ValueError(f"the answer has more than {max_bytes} bytes")
+            raise TooLargeError(f"the answer has more than {max_bytes} bytes")
         if time.monotonic() > deadline:
             raise TimeoutError(f"the answer was not complete after {timeout_s:g} s")
         yield chunk
