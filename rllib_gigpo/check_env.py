@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -98,21 +99,21 @@ def play(spec: LLMEnvSpec, profile: AgentProfile, args: argparse.Namespace) -> d
     if hasattr(env.unwrapped, "expert_action"):
         policies |= {"half expert": half_expert, "expert": expert}
     played: dict[str, Groups] = {}
-    for name, policy in policies.items():
-        try:
-            played[name] = play_groups(
-                env,
-                profile,
-                policy,
-                groups=max(1, args.episodes // args.group_size),
-                group_size=args.group_size,
-                seed=args.seed,
-            )
-        except ValueError as error:
-            if policy is random_legal:
-                raise
-            print(f"\nnot played by {name}: {error}")
-    env.close()
+    with closing(env):
+        for name, policy in policies.items():
+            try:
+                played[name] = play_groups(
+                    env,
+                    profile,
+                    policy,
+                    groups=max(1, args.episodes // args.group_size),
+                    group_size=args.group_size,
+                    seed=args.seed,
+                )
+            except ValueError as error:
+                if policy is random_legal:
+                    raise
+                print(f"\nnot played by {name}: {error}")
     return played
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
@@ -30,9 +31,16 @@ def collect_words(env: Any, profile: AgentProfile) -> tuple[str, ...]:
     Returns:
         Texts for `ModelSpec.words`.
     """
-    game = Game(env, type(env).__name__)
+    with closing(Game(env, type(env).__name__)) as game:
+        texts = _texts(game, profile)
+    # Prompts repeat each other: their pieces are few. A line break is a word of its own.
+    pieces = {piece for text in texts for piece in text.replace("\n", " \n ").split(" ")}
+    return tuple(sorted(pieces - {""}))
+
+
+def _texts(game: Game, profile: AgentProfile) -> set[str]:
     texts = {*profile.vocabulary, *map(str, range(10))}
-    own = getattr(env, "unwrapped", env)
+    own = getattr(game.env, "unwrapped", game.env)
     episodes = _EPISODES
     if hasattr(own, "words"):
         texts |= set(own.words())
@@ -43,10 +51,7 @@ def collect_words(env: Any, profile: AgentProfile) -> tuple[str, ...]:
         for step in episode.steps:
             texts |= {strip_marks(message["content"]) for message in profile.prompt(step.context)}
             texts.add(profile.respond.format(action=step.action))
-    game.close()
-    # Prompts repeat each other: their pieces are few. A line break is a word of its own.
-    pieces = {piece for text in texts for piece in text.replace("\n", " \n ").split(" ")}
-    return tuple(sorted(pieces - {""}))
+    return texts
 
 
 def _legal_or_empty(env: Any, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:

@@ -52,6 +52,21 @@ def test_an_environment_that_tells_no_words_is_played():
     assert unknown(Countdown(), default_profile()) == set()
 
 
+def test_an_environment_that_breaks_while_it_is_played_is_closed():
+    class Breaks(Countdown):
+        closed = 0
+
+        def step(self, action):
+            raise ZeroDivisionError
+
+        def close(self):
+            type(self).closed += 1
+
+    with pytest.raises(ZeroDivisionError):
+        collect_words(Breaks(), default_profile())
+    assert Breaks.closed == 1
+
+
 def test_what_only_the_prompt_says_is_known():
     profile = AgentProfile(
         ChatTemplate(
