@@ -292,6 +292,15 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def listens_to_ctrl_c():
+    """As a terminal's programs do; what a shell starts behind it does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens_to_ctrl_c")
 def test_ctrl_c_ends_an_evaluation_soon_and_closes_its_environments(tmp_path: Path, caplog):
     Closed.closed.clear()
     asked = []
