@@ -19,8 +19,9 @@ from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling,
 from rllib_gigpo.engines.packing import checksums, pack
 from rllib_gigpo.engines.published import Published
 from rllib_gigpo.engines.vllm.actor import check_reserved
+from rllib_gigpo.engines.vllm.fleet import Fleet
 from rllib_gigpo.engines.vllm.process import EngineDiedError
-from rllib_gigpo.engines.vllm.remote import Fleet, RemoteVLLMEngine
+from rllib_gigpo.engines.vllm.remote import RemoteVLLMEngine
 from tests.with_vllm import needs_vllm, tiny_settings
 
 pytestmark = [

@@ -17,8 +17,9 @@ from rllib_gigpo.engines.base import Completion, Request, Sampling
 from rllib_gigpo.engines.published import Published
 from rllib_gigpo.engines.vllm import native, remote
 from rllib_gigpo.engines.vllm.actor import Birth, WeightVault
+from rllib_gigpo.engines.vllm.fleet import Fleet
 from rllib_gigpo.engines.vllm.process import EngineDiedError
-from rllib_gigpo.engines.vllm.remote import Fleet, RemoteVLLMEngine
+from rllib_gigpo.engines.vllm.remote import RemoteVLLMEngine
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
 POLICY = "default_policy"

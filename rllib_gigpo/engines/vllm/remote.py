@@ -24,6 +24,7 @@ from rllib_gigpo.engines.base import Completion, EngineError, Request
 from rllib_gigpo.engines.packing import Checksums, checksums, pack, unpack
 from rllib_gigpo.engines.published import Published
 from rllib_gigpo.engines.vllm.actor import Birth, create_engine, create_vault
+from rllib_gigpo.engines.vllm.fleet import Faults, Fleet
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 
@@ -44,46 +45,6 @@ _DTYPES = {
     "float16": torch.float16,
     "auto": None,
 }
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """The actors that clients share; pickles into any process of the cluster.
-
-    Attributes:
-        engines: Handles of each policy's engines.
-        vault: Handle of the weight vault.
-        settings: How every engine runs.
-        heartbeat_timeout_s: Seconds after which an engine that does not answer is killed and
-            started again; None waits for ever.
-    """
-
-    engines: Mapping[str, Sequence[Any]]
-    vault: Any
-    settings: VLLMSettings
-    heartbeat_timeout_s: float | None = None
-
-    def kill(self) -> None:
-        """End all actors."""
-        for engines in self.engines.values():
-            for engine in engines:
-                ray.kill(engine)
-        ray.kill(self.vault)
-
-
-@dataclass
-class Faults:
-    """What went wrong and was mended.
-
-    Attributes:
-        engine_restarts: Deaths of engines that this client noticed.
-        retried_requests: Requests sent again after a death.
-        failed_transfers: Weight updates that vLLM's own transfer did not bring to all engines.
-    """
-
-    engine_restarts: int = 0
-    retried_requests: int = 0
-    failed_transfers: int = 0
 
 
 @dataclass(frozen=True)
