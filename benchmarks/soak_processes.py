@@ -77,6 +77,8 @@ def look_at(pid: int) -> Process | None:
         fds = len(os.listdir(place / "fd"))
     except OSError:
         return None
+    if not command:  # it has ended since its memory was read
+        return None
     # Fields 20 and 22 of proc(5)'s `stat`; what stands behind the name begins with field 3.
     threads, start = int(after_name[17]), after_name[19]
     return Process(f"{pid}:{start}", name_of(command), memory / 1024, fds, threads)

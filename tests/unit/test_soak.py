@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import soak as benchmark
+from benchmarks import soak_processes
 from benchmarks.soak import Clock, Soak, training
 from benchmarks.soak_analysis import (
     Series,
@@ -233,6 +234,20 @@ def test_a_process_is_seen_from_outside(tmp_path):
             child.kill()
     assert look_at(child.pid) is None
     assert marked("TMPDIR", str(tmp_path)) == []
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_not_counted(tmp_path, monkeypatch):
+    # Memory and `stat` were read before it gave its memory up, which its command line is part of.
+    place = tmp_path / "7"
+    (place / "fd").mkdir(parents=True)
+    (place / "smaps_rollup").write_text("Pss_Anon: 2048 kB\nSwapPss: 0 kB\n")
+    # Fields 3 to 22 of proc(5)'s `stat`: 3 threads (20), start at 99 (22).
+    (place / "stat").write_text("7 (py) " + " ".join(["S", *["0"] * 16, "3", "0", "99"]))
+    (place / "cmdline").write_bytes(b"python\0-c\0pass\0")
+    monkeypatch.setattr(soak_processes, "_PROC", tmp_path)
+    assert look_at(7) == ("7:99", "python", 2.0, 0, 3)
+    (place / "cmdline").write_bytes(b"")
+    assert look_at(7) is None
 
 
 def test_half_written_files_are_known_by_their_names(tmp_path):
