@@ -1,6 +1,8 @@
 # Each target does its own set-up and is cheap to run again.
 VENV ?= .venv
 PYTHON ?= python3
+# Processes that run the tests.
+WORKERS ?= 2
 # Extra arguments of the torch installation, for example the address of PyTorch's CPU wheels.
 TORCH_ARGS ?=
 ARGS ?=
@@ -16,7 +18,7 @@ quickstart: $(VENV)/.core
 	$(BIN)/python -m rllib_gigpo.quickstart $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -21,26 +21,54 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("project")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests without Ray first.
+def _uses_ray(item: pytest.Item) -> bool:
+    return "local_ray" in getattr(item, "fixturenames", ())
+
+
+def _group(item: pytest.Item) -> str:
+    """Return what shares a process where several run the tests (`pytest -n 2 --dist loadgroup`)."""
+    if item.get_closest_marker("vllm"):
+        return "vllm"
+    return "ray" if _uses_ray(item) or item.get_closest_marker("ray") else item.path.stem
+
+
+def _rank(item: pytest.Item) -> tuple[int, bool]:
+    """Return the place of a test where several processes share them: what takes longest first."""
+    longest = ("ray", "vllm")
+    if (group := _group(item)) in longest:
+        return longest.index(group), not _uses_ray(item)
+    return len(longest) + (item.path.parent.name != "learning"), False
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of its own
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests with Ray side by side: last, or first where several processes run the tests."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=_rank if hasattr(config, "workerinput") else _uses_ray)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start Ray for a test that asks for it, and leave it before one that does not.
 
     A process that is connected to Ray shares its registry with the cluster, so that a name one test
-    registers would be found by the next.
+    registers would be found by the next. Ray counts CPUs logically: with the two of a small
+    machine, runners and learners would wait for each other for ever.
     """
-    items.sort(key=lambda item: "local_ray" in getattr(item, "fixturenames", ()))
+    import ray
+
+    if ray.is_initialized() and not _uses_ray(item):
+        ray.shutdown()
+    elif _uses_ray(item) and not ray.is_initialized():
+        ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
 
 
 @pytest.fixture(scope="session")
 def local_ray():
-    """A local Ray, started for the first test that asks and stopped after the last test.
-
-    Ray counts CPUs logically: with the two of a small machine, runners and learners would wait for
-    each other for ever.
-    """
+    """A local Ray, which `pytest_runtest_setup` starts; it ends with the tests."""
     import ray
 
-    context = ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
-    yield context
+    yield
     ray.shutdown()
 
 

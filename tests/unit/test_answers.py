@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -101,7 +102,8 @@ def telling(**info):
         *(("anchor", anchor) for anchor in NO_ANCHORS),
         *((key, value) for key, values in OTHER_FAULTS.items() for value in values),
     ],
-    ids=repr,
+    # An address would give the test another name in every process.
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", repr(value)),
 )
 def test_a_wrong_value_is_a_failure_of_the_environment_whoever_reads_it(key, value):
     """The profile reads all of them; none may break anything far from its cause."""

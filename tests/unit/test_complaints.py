@@ -46,7 +46,7 @@ def test_every_test_of_the_table_is_collected():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     collected = {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
