@@ -40,6 +40,7 @@ from rllib_gigpo.recording.recorder import RunRecorder
 from rllib_gigpo.rollout_types import Episode, GroupTask
 from rllib_gigpo.rows import RowData, episodes_to_batch, modules_of
 from rllib_gigpo.sampler import Sampler
+from rllib_gigpo.starting import made_in_time
 from rllib_gigpo.vocabularies import check_vocabularies
 from rllib_gigpo.watched_actors import WatchedActors
 from rllib_gigpo.watching import Watchdog
@@ -78,7 +79,7 @@ class GiGPO(WholeCheckpoints):
         self.recorder: RunRecorder | None = None
         self.watchdog: Watchdog | None = None
         check_name(self.get_default_config(), config)
-        with naming_memory("setup", config):
+        with naming_memory("setup", config), made_in_time(_limit_of_runners(config)):
             super().setup(config)
         trains_locally = self.env_runner_group.num_remote_workers() == 0
         if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
@@ -90,7 +91,9 @@ class GiGPO(WholeCheckpoints):
         check_vocabularies(self.config)
         for group in groups:
             group._worker_manager = WatchedActors.take_over(
-                group._worker_manager, self.config.heartbeat_timeout_s
+                group._worker_manager,
+                self.config.heartbeat_timeout_s,
+                start_limit_s=self.config.runner_start_limit_s,
             )
         with naming_memory("engines", self.config):
             self.weights = WeightSync(
@@ -340,6 +343,11 @@ def check_name(default: GiGPOConfig, config: GiGPOConfig) -> None:
 
 def _env_error(runner: Any) -> str | None:
     return runner.env_error
+
+
+def _limit_of_runners(config: GiGPOConfig) -> float | None:
+    has_actors = config.num_env_runners or config.evaluation_num_env_runners
+    return config.runner_start_limit_s if has_actors else None
 
 
 def engine_bundles(config: GiGPOConfig) -> list[dict[str, float]]:

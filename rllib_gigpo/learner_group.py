@@ -10,15 +10,13 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray._private.state import actors
-from ray._private.worker import global_worker
-from ray.core.generated.common_pb2 import Address  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import RayActorError, RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.annotations import override
 
 from rllib_gigpo.checkpoints import CheckpointError
 from rllib_gigpo.in_time import START_LIMIT_S
+from rllib_gigpo.starting import NewActors
 from rllib_gigpo.watched_actors import LearnerActors, LearnerError
 
 if TYPE_CHECKING:
@@ -134,7 +132,7 @@ def start_in_time(start: Callable[[], None], limit_s: float) -> None:
     Raises:
         LearnerError: A learner died or stopped.
     """
-    made = _NewActors()
+    made = NewActors()
     is_late = threading.Event()
 
     def end() -> None:
@@ -176,25 +174,3 @@ def _told(death: RayError) -> str:
     if isinstance(death, RayActorError) and "creation task" not in text:
         return "its process was killed (its log or the kernel's says by whom)"
     return text.rpartition("\n")[2]
-
-
-class _NewActors:
-    """The actors that this process makes from now on, whoever holds their handles."""
-
-    def __init__(self) -> None:
-        owner: Any = Address.FromString(ray.put(None).owner_address())
-        self._owner = owner.ip_address, owner.port
-        self._known = self._ids()
-
-    def kill(self) -> None:
-        worker: Any = global_worker
-        for actor_id in self._ids() - self._known:
-            worker.core_worker.kill_actor(ray.ActorID.from_hex(actor_id), True)
-
-    def _ids(self) -> set[str]:
-        return {
-            actor_id
-            for actor_id, entry in actors().items()
-            if entry["State"] != "DEAD"
-            and (entry["OwnerAddress"]["IPAddress"], entry["OwnerAddress"]["Port"]) == self._owner
-        }

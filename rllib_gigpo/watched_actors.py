@@ -36,20 +36,28 @@ class WatchedActors(FaultTolerantActorManager):
 
     Attributes:
         limit_s: Seconds of silence after which an actor counts as stopped; None waits for ever.
+        start_limit_s: Seconds that an actor may take to be made again; None waits for ever.
         num_silent: Actors that were killed for their silence.
     """
 
     limit_s: float | None
+    start_limit_s: float | None
     num_silent: int
     _beats: dict[Any, Beat]
-    _unanswered_since: dict[tuple[int, int], float]
+    _unanswered_since: dict[tuple[int, int, bool], float]
 
     @classmethod
-    def take_over(cls, manager: FaultTolerantActorManager, limit_s: float | None) -> Self:
+    def take_over(
+        cls,
+        manager: FaultTolerantActorManager,
+        limit_s: float | None,
+        *,
+        start_limit_s: float | None = None,
+    ) -> Self:
         """Return a manager of the same actors."""
         watched = cls.__new__(cls)
         watched.__dict__.update(vars(manager))
-        watched.limit_s, watched.num_silent = limit_s, 0
+        watched.limit_s, watched.start_limit_s, watched.num_silent = limit_s, start_limit_s, 0
         watched._beats = {}
         watched._unanswered_since = {}
         return watched
@@ -118,17 +126,13 @@ class WatchedActors(FaultTolerantActorManager):
             if not waiting:
                 return
             for call in self._silent(waiting, beats, listener):
-                self._replace(actor_of[call])
+                self._replace(actor_of[call], f"gave no sign of life for {self.limit_s or 0:g} s")
                 # The call fails by itself once Ray has seen to it.
                 listener.forgive(beats[call])
 
-    def _replace(self, actor_id: int) -> None:
+    def _replace(self, actor_id: int, fault: str) -> None:
         self.num_silent += 1
-        _LOG.error(
-            "actor %d gave no sign of life for %g s: it is killed, and started again",
-            actor_id,
-            self.limit_s,
-        )
+        _LOG.error("actor %d %s: it is killed, and started again", actor_id, fault)
         ray.kill(self._actors[actor_id], no_restart=False)
 
     @override(FaultTolerantActorManager)
@@ -139,28 +143,28 @@ class WatchedActors(FaultTolerantActorManager):
         RLlib waits for a ping for a limited time, so nobody listens whether it beats.
         """
         restored = super().probe_unhealthy_actors(*args, **kwargs)
-        if self.limit_s is not None:
-            self._replace_unanswering(self.limit_s)
-        return restored
-
-    def _replace_unanswering(self, limit_s: float) -> None:
         now = time.monotonic()
-        since: dict[tuple[int, int], float] = {}
+        since: dict[tuple[int, int, bool], float] = {}
         for number in self.actor_ids():
             if self.is_actor_healthy(number):
                 continue
             entry = actors(self._actors[number]._actor_id.hex())
-            # Ray calls an actor alive once it has been made: one that still imports, builds its
-            # environment or waits for room is none of these.
-            if entry.get("State") != "ALIVE":
+            if (state := entry.get("State")) in (None, "DEAD"):
                 continue
-            process = number, entry["NumRestarts"]
+            # Ray calls an actor alive once it has been made; before, it imports, builds its
+            # environment or waits for room.
+            is_made = state == "ALIVE"
+            limit_s = self.limit_s if is_made else self.start_limit_s
+            process = number, entry["NumRestarts"], is_made
             first = self._unanswered_since.get(process, now)
-            if now - first > limit_s:
-                self._replace(number)
-            else:
+            if limit_s is None or now - first <= limit_s:
                 since[process] = first
+            elif is_made:
+                self._replace(number, f"gave no sign of life for {limit_s:g} s")
+            else:
+                self._replace(number, f"was not made again within {limit_s:g} s")
         self._unanswered_since = since
+        return restored
 
     def _silent(
         self, waiting: Sequence[Any], beats: dict[Any, Beat], listener: Listener

@@ -30,12 +30,19 @@ class Fragile(KeyDoor):
     Args:
         flag: The file. "exit" ends the process, "stop" stops it (SIGSTOP), "raise" raises
             ZeroDivisionError. It is removed first, so that only one environment of all processes
-            breaks.
+            breaks. A file beside it, `.made`, kills or stops ("SIGKILL", "SIGSTOP") the process of
+            the next one that is made, but never the process whose number stands in it.
     """
 
     def __init__(self, *, flag: str = "", **arguments: Any):
         super().__init__(**arguments)
         self._flag = Path(flag)
+        when_made = Path(f"{flag}.made")
+        if when_made.is_file():
+            how, spared = when_made.read_text().split()
+            if int(spared) != os.getpid():
+                when_made.unlink(missing_ok=True)
+                os.kill(os.getpid(), getattr(signal, how))
 
     def step(self, action: str):
         if self._flag.is_file():

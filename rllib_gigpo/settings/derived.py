@@ -111,6 +111,17 @@ class DerivedSettings(
         return max(START_LIMIT_S, self.step_timeout_s or 0.0)
 
     @property
+    def runner_start_limit_s(self) -> float | None:
+        """Seconds that an EnvRunner may take to be made, at the start or again; None: any number.
+
+        Its first environment has `start_limit_s`; its process and its model have half an hour, as
+        learners have, or `heartbeat_timeout_s` if that is more.
+        """
+        if self.heartbeat_timeout_s is None:
+            return None
+        return self.start_limit_s + max(START_LIMIT_S, self.heartbeat_timeout_s)
+
+    @property
     def vllm_settings(self) -> VLLMSettings:
         """How each vLLM engine runs."""
         settings: dict[str, Any] = {

@@ -49,6 +49,7 @@ _RAY_FILES = {
     "rllib_gigpo/rollout_types.py",
     "rllib_gigpo/rows.py",
     "rllib_gigpo/sampler.py",
+    "rllib_gigpo/starting.py",
     "rllib_gigpo/update_rows.py",
     "rllib_gigpo/tune_results.py",
     "rllib_gigpo/validation.py",

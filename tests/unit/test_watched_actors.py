@@ -12,8 +12,9 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 
-from rllib_gigpo import learner_group, watched_actors
+from rllib_gigpo import learner_group, starting, watched_actors
 from rllib_gigpo.learner_group import LLMLearnerGroup
+from rllib_gigpo.starting import made_in_time
 from rllib_gigpo.watched_actors import LearnerError, WatchedActors
 
 # Learners at their start ----------------------------------------------------------------------
@@ -46,16 +47,16 @@ class Table:
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     table = Table()
     own = Address(ip_address=HERE[0], port=HERE[1]).SerializeToString()
-    ray = learner_group.ray
+    ray = starting.ray
     monkeypatch.setattr(
-        learner_group,
+        starting,
         "ray",
         SimpleNamespace(
             ActorID=ray.ActorID, put=lambda value: SimpleNamespace(owner_address=lambda: own)
         ),
     )
-    monkeypatch.setattr(learner_group, "actors", lambda: table.entries)
-    monkeypatch.setattr(learner_group, "global_worker", SimpleNamespace(core_worker=table))
+    monkeypatch.setattr(starting, "actors", lambda: table.entries)
+    monkeypatch.setattr(starting, "global_worker", SimpleNamespace(core_worker=table))
     return table
 
 
@@ -138,13 +139,61 @@ def test_learners_may_take_longer_than_a_heartbeat_to_start(table, monkeypatch, 
     assert len(table.killed) == 1
 
 
+# EnvRunners at their start --------------------------------------------------------------------
+
+
+def start_runners(
+    table: Table, limit_s: float | None, states: list[str], error: Exception | None
+) -> list[str]:
+    """Make EnvRunners, wait for half a second or their end, and raise what RLlib does."""
+    with made_in_time(limit_s):
+        made = [table.make(state=state) for state in states]
+        table.some_died.wait(0.5 if limit_s is None or "PENDING_CREATION" not in states else 30.0)
+        if error is not None:
+            raise error
+    return made
+
+
+# RLlib may raise what it hears of a death, or pass over it.
+@pytest.mark.parametrize("error", [ActorDiedError(), None])
+def test_a_runner_that_is_not_made_in_time_ends_the_start(table, error):
+    others = [table.make(state="PENDING_CREATION"), table.make(ELSEWHERE, "PENDING_CREATION")]
+    told = r"an EnvRunner was not made within 0.2 s \(is there room for it\?"
+    with pytest.raises(RuntimeError, match=told):
+        start_runners(table, 0.2, ["ALIVE", "PENDING_CREATION"], error)
+    assert sorted(table.killed) == sorted(table.entries.keys() - set(others))
+    assert len(table.killed) == 2
+
+
+@pytest.mark.parametrize(("limit_s", "state"), [(0.1, "ALIVE"), (None, "PENDING_CREATION")])
+def test_a_runner_that_was_made_in_time_or_has_no_limit_is_left_alone(table, limit_s, state):
+    assert len(start_runners(table, limit_s, [state], None)) == 1
+    with pytest.raises(ValueError, match="no such model"):
+        start_runners(table, limit_s, [state], ValueError("no such model"))
+    assert table.killed == []
+
+
+def test_each_runner_has_the_whole_limit(table):
+    with made_in_time(0.4):
+        for _ in range(4):
+            actor_id = table.make(state="PENDING_CREATION")
+            assert not table.some_died.wait(0.2)
+            table.entries[actor_id]["State"] = "ALIVE"
+    assert table.killed == []
+
+
 # EnvRunners out of service --------------------------------------------------------------------
 
 
 class Runners:
     """Two EnvRunners of which RLlib has taken the second out of service, and its pings to it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit_s: float | None):
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        limit_s: float | None,
+        start_limit_s: float | None = None,
+    ):
         self.now = 0.0
         self.entries = {f"actor-{n}": {"State": "ALIVE", "NumRestarts": 1} for n in (1, 2)}
         self.killed: list[str] = []
@@ -154,7 +203,7 @@ class Runners:
         ]
         plain = FaultTolerantActorManager(handles, init_id=1)
         plain.set_actor_state(2, healthy=False)
-        self.manager = WatchedActors.take_over(plain, limit_s)
+        self.manager = WatchedActors.take_over(plain, limit_s, start_limit_s=start_limit_s)
         monkeypatch.setattr(FaultTolerantActorManager, "probe_unhealthy_actors", self._ping)
         monkeypatch.setattr(watched_actors, "actors", self.entries.__getitem__)
         monkeypatch.setattr(watched_actors, "ray", SimpleNamespace(kill=self._kill))
@@ -198,9 +247,31 @@ def test_a_runner_that_stops_before_its_first_ping_is_replaced(monkeypatch):
     assert len(runners.killed) == 2
 
 
-@pytest.mark.parametrize("state", ["RESTARTING", "PENDING_CREATION", "DEAD"])
-def test_a_runner_that_is_being_made_is_waited_for(monkeypatch, state):
-    runners = Runners(monkeypatch, limit_s=50.0)
+@pytest.mark.parametrize("state", ["RESTARTING", "PENDING_CREATION", "DEPENDENCIES_UNREADY"])
+def test_a_runner_that_is_being_made_again_has_a_limit_of_its_own(monkeypatch, state):
+    runners = Runners(monkeypatch, limit_s=50.0, start_limit_s=100.0)
+    runners.entry["State"] = state
+    runners.probe(4)
+    assert runners.killed == []  # for 90 s since it was first seen
+    runners.probe()
+    assert runners.killed == ["actor-2"]
+    runners.probe(4)
+    assert len(runners.killed) == 1
+    runners.probe()
+    assert len(runners.killed) == 2
+    # Made at last, it is silent for 60 s from when that was first seen.
+    runners.entry["State"] = "ALIVE"
+    runners.probe(2)
+    assert len(runners.killed) == 2
+    runners.probe()
+    assert len(runners.killed) == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "start_limit_s"), [("RESTARTING", None), ("RESTARTING", 1e6), ("DEAD", 100.0)]
+)
+def test_a_runner_that_is_being_made_is_waited_for(monkeypatch, state, start_limit_s):
+    runners = Runners(monkeypatch, limit_s=50.0, start_limit_s=start_limit_s)
     runners.entry["State"] = state
     runners.probe(100)
     assert runners.killed == []
