@@ -23,8 +23,10 @@ class FaultSettings(SettingsBase):
         Args:
             heartbeat_timeout_s: Seconds without a sign of life after which a process that works for
                 this run (EnvRunner, learner, engine) counts as stopped and is killed. What takes
-                long is not what is silent: a call of an hour beats all the while. None waits for
-                ever for processes that are stopped; those that die are always noticed.
+                long is not what is silent: a call of an hour beats all the while. Nothing beats in
+                an EnvRunner that is being made, which has `stepping(start_timeout_s=...)` and half
+                an hour. None waits for ever for processes that are stopped; those that die are
+                always noticed.
             **kwargs: RLlib's settings, such as `delay_between_env_runner_restarts_s`.
         """
         super().fault_tolerance(**kwargs)
