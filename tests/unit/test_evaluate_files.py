@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -142,12 +143,17 @@ def listens_to_ctrl_c():
 def test_ctrl_c_ends_an_evaluation_soon_and_closes_its_environments(tmp_path: Path, caplog):
     Closed.closed.clear()
     asked = []
+    # Both workers are at an episode, each in an environment of its own, before one plays on.
+    meeting, own = threading.Barrier(2), threading.local()
 
     def chat(*arguments):
         asked.append(1)
+        if not hasattr(own, "has_met"):
+            own.has_met = True
+            meeting.wait(60.0)
         if len(asked) == 5:
             interrupt()
-        time.sleep(0.05 * (len(asked) >= 5))
+        time.sleep(0.2 * (len(asked) >= 5))
         return good_chat(*arguments)
 
     with pytest.raises(KeyboardInterrupt):
