@@ -20,6 +20,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("project")
 
+_REGISTERED: dict = {}
+
 
 def _uses_ray(item: pytest.Item) -> bool:
     return "local_ray" in getattr(item, "fixturenames", ())
@@ -52,14 +54,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start Ray for a test that asks for it, and leave it before one that does not.
 
     A process that is connected to Ray shares its registry with the cluster, so that a name one test
-    registers would be found by the next. Ray counts CPUs logically: with the two of a small
+    registers would be found by the next, and what modules registered at their import goes with the
+    cluster, if it is not kept here. Ray counts CPUs logically: with the two of a small
     machine, runners and learners would wait for each other for ever.
     """
     import ray
+    from ray.tune.registry import _global_registry
 
     if ray.is_initialized() and not _uses_ray(item):
         ray.shutdown()
+        _global_registry._to_flush.update(_REGISTERED)
     elif _uses_ray(item) and not ray.is_initialized():
+        _REGISTERED.update(_global_registry._to_flush)
         ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
 
 
