@@ -37,7 +37,7 @@ class WatchedActors(FaultTolerantActorManager):
     Attributes:
         limit_s: Seconds of silence after which an actor counts as stopped; None waits for ever.
         start_limit_s: Seconds that an actor may take to be made again; None waits for ever.
-        num_silent: Actors that were killed for their silence.
+        num_silent: Actors that were killed for their silence, or were not made again in time.
     """
 
     limit_s: float | None
@@ -139,7 +139,7 @@ class WatchedActors(FaultTolerantActorManager):
     def probe_unhealthy_actors(self, *args: Any, **kwargs: Any) -> list[int]:
         """Ping actors that are out of service; kill those that leave pings without an answer.
 
-        One that stops between its restart and its first ping would stay out of service for ever:
+        One that stops while it is made again, or before its first ping, would stay out of service:
         RLlib waits for a ping for a limited time, so nobody listens whether it beats.
         """
         restored = super().probe_unhealthy_actors(*args, **kwargs)
