@@ -10,10 +10,10 @@ file in the output folder: the same command goes on where it was stopped.
 
 The table shows, per task and preset: success in 128 evaluation episodes at the end, mean success
 over the environment steps (the area under the curve of the training episodes) with its 95 %
-bootstrap interval over seeds and interquartile mean, episode length at the end, and how likely a
-GiGPO run is to have the larger area. The last line is one JSON object: per task and preset
-`success` and `auc`, and per task `gigpo_minus_grpo` = [low, mean, high], the difference of areas
-paired by seed.
+interval over seeds (Student's t) and interquartile mean, episode length at the end, and how likely
+a GiGPO run is to have the larger area. The last line is one JSON object: per task and preset
+`success` and `auc`, and per task of several seeds `gigpo_minus_grpo` = [low, mean, high], the
+difference of areas paired by seed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from benchmarks.learning_runs import TASKS, Run, train, twin_of, warm_model
 from benchmarks.report import report
 from rllib_gigpo.compare.statistics import (
     area_under_curve,
-    bootstrap_interval,
     interquartile_mean,
+    mean_interval,
     paired_difference,
     probability_of_improvement,
 )
+from rllib_gigpo.compare.tables import interval_text
 from rllib_gigpo.presets import PRESETS
 
 Results = dict[str, dict[str, list[dict[str, Any]]]]
@@ -128,7 +129,6 @@ def tabulate(results: Results) -> tuple[list[list[Any]], dict[str, Any]]:
         figures[task] = {}
         for name, runs in presets.items():
             success = [run["success"] for run in runs]
-            low, high = bootstrap_interval(areas[name])
             mean = sum(areas[name]) / len(runs)
             beaten = (
                 f"{probability_of_improvement(areas['gigpo'], areas[name]):.2f}"
@@ -141,16 +141,16 @@ def tabulate(results: Results) -> tuple[list[list[Any]], dict[str, Any]]:
                     PRESETS[name].label,
                     sum(run["before"] for run in runs) / len(runs),
                     sum(success) / len(runs),
-                    f"[{bootstrap_interval(success)[0]:.2f}, {bootstrap_interval(success)[1]:.2f}]",
+                    interval_text(*mean_interval(success, within=(0.0, 1.0))),
                     mean,
-                    f"[{low:.2f}, {high:.2f}]",
+                    interval_text(*mean_interval(areas[name], within=(0.0, 1.0))),
                     interquartile_mean(areas[name]),
                     sum(run["length"] for run in runs) / len(runs),
                     beaten,
                 ]
             )
             figures[task][name] = {"success": rows[-1][3], "auc": mean}
-        if {"gigpo", "grpo"} <= set(areas):
+        if {"gigpo", "grpo"} <= set(areas) and len(areas["gigpo"]) > 1:
             gap = paired_difference(areas["gigpo"], areas["grpo"])
             figures[task]["gigpo_minus_grpo"] = list(gap)
     return rows, figures

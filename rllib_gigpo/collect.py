@@ -7,6 +7,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from rllib_gigpo.advantages import rounding_of_returns
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.env_runner import Played
 from rllib_gigpo.rollout_types import Episode
@@ -94,22 +97,21 @@ class Collected:
     def uniform_groups(self, pool_of: PoolOf = str) -> list[int]:
         """Return the groups whose episodes all have the same return, in order.
 
-        Their episode advantages are 0 (DAPO, arXiv 2503.14476, Sec. 3.2).
+        It is the environment's, as in DAPO (arXiv 2503.14476, Sec. 3.2): without penalties, the
+        episode advantages of such a group are 0. Returns are equal that differ by rounding alone.
 
         Args:
             pool_of: Whose returns are compared, see `pools`; by default every agent's own.
         """
-        returns: dict[int, dict[Hashable, set[float]]] = {}
+        rewards: dict[int, dict[Hashable, list[np.ndarray]]] = {}
         for episode in self.episodes:
-            pools = returns.setdefault(episode.custom_data["group"], defaultdict(set))
+            pools = rewards.setdefault(episode.custom_data["group"], defaultdict(list))
             for agent, single in agent_episodes(episode):
                 pool = pool_of(agent)
                 if pool is not None:
-                    pools[pool].add(single.get_return())
+                    pools[pool].append(np.array(single.rewards, dtype=np.float64))
         return sorted(
-            group
-            for group, pools in returns.items()
-            if all(len(found) == 1 for found in pools.values())
+            group for group, pools in rewards.items() if all(map(_earn_alike, pools.values()))
         )
 
     def uniform_share(self, pool_of: PoolOf = str) -> float | None:
@@ -124,6 +126,14 @@ class Collected:
         uniform = self.uniform_groups(pool_of)
         informative = len({e.custom_data["group"] for e in self.episodes}) - len(uniform)
         return replace(self, left_out=tuple(uniform[max(0, num_groups - informative) :]))
+
+
+def _earn_alike(episodes: Sequence[np.ndarray]) -> bool:
+    """Whether the returns are equal, up to rounding, from the rewards of each episode."""
+    resolution = rounding_of_returns(
+        max(map(len, episodes)), max(float(np.abs(rewards).sum()) for rewards in episodes)
+    )
+    return float(np.ptp([rewards.sum() for rewards in episodes])) <= resolution
 
 
 def pools(config: GiGPOConfig) -> PoolOf:

@@ -235,10 +235,13 @@ class EpisodePlayer:
             return {}
 
     def _last_prompts(self, agents: Iterable[Any]) -> dict[Any, Encoded]:
-        """Prompts of the state after a truncation; none where they would be over the limit."""
+        """Prompts of the state after a truncation; none where they would be over the limit.
+
+        An agent that had ended by itself has no such state.
+        """
         prompts = {}
         if self.settings.keep_last_prompts and not self.game.terminated:
-            for agent in agents:
+            for agent in [agent for agent in agents if agent not in self.game.ended]:
                 with contextlib.suppress(PromptTooLongError):
                     prompts[agent] = self._prompt(self.seats[agent])
         return prompts

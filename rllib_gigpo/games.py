@@ -53,6 +53,11 @@ class Game:
             pictures, or an RLlib MultiAgentEnv with the same per agent.
         name: For error messages.
 
+    Attributes:
+        terminated: Whether the environment has ended the episode.
+        truncated: Whether it was cut off, by the environment or from outside.
+        ended: Agents of a team that have ended by themselves and have not been asked since.
+
     Raises:
         TypeError: `env` is neither.
     """
@@ -69,6 +74,7 @@ class Game:
         self.terminated = False
         self.truncated = False
         self.is_left = False
+        self.ended: set[Any] = set()
         self._last_infos: dict[Any, Mapping[str, Any]] = {}
 
     @property
@@ -91,6 +97,7 @@ class Game:
             ValueError: A text has no UTF-8 form, or a score is not finite.
         """
         self.terminated = self.truncated = False
+        self.ended = set()
         answer = self.env.reset(seed=seed, options=None if options is None else dict(options))
         check_parts(self.name, "reset", answer, "observation, info")
         observations, infos = answer
@@ -123,11 +130,9 @@ class Game:
         check_observations(self.name, observations)
         check_infos(self.name, infos)
         earned = check_rewards(self.name, rewards, actions)
-        acting = {
-            agent: observation
-            for agent, observation in observations.items()
-            if not terminated.get(agent) and not truncated.get(agent)
-        }
+        flagged = {agent for flags in (terminated, truncated) for agent in flags if flags[agent]}
+        acting = {a: observation for a, observation in observations.items() if a not in flagged}
+        self.ended = (self.ended | flagged - {ALL_AGENTS}) - set(acting)
         self.terminated, self.truncated = bool(terminated[ALL_AGENTS]), bool(truncated[ALL_AGENTS])
         self._last_infos.update(infos)
         return Outcome(dict(observations), earned, dict(infos), acting)

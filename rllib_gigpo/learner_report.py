@@ -71,7 +71,7 @@ def report_values(
         "kl_coeff": kl_coeff,
         "entropy": sums.entropy / tokens,
         "engine_logp_gap": sums.engine_gap / tokens,
-        "policy_loss": sums.loss,
+        "policy_loss": sums.loss / len(gradient_norms),
         "gradient_norm": float(norms[0]),
         "num_rows": len(advantages.total),
         "nonzero_advantage_share": float(np.mean(advantages.total != 0)),
@@ -79,7 +79,7 @@ def report_values(
         "advantage_std": float(np.std(advantages.total)),
     }
     if len(norms) > 1:
-        values["vf_loss"] = sums.value_loss
+        values["vf_loss"] = sums.value_loss / len(gradient_norms)
         values["critic_gradient_norm"] = float(norms[1])
     if credit.explained_variance is not None:
         values["vf_explained_var"] = credit.explained_variance

@@ -39,21 +39,23 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         `prompt_tokens_mean` and `response_tokens_mean` (per step), `response_cut_rate` (responses
         that hit the token limit), `repeated_response_rate` (responses that are loops),
         `truncated_rate` (episodes), `num_episodes`, `num_env_steps_sampled`; where the environment
-        tells, `success_rate` and `success_rate/<task type>`, and for every other number of its last
-        info, such as `score`, `<name>_mean` and `<name>_mean/<task type>`; and
-        `agent_episode_return_mean/<agent>` and
+        tells `won` of any episode, `success_rate` and `success_rate/<task type>`, to which the
+        others count as not won; for every other number of its last info, such as `score`,
+        `<name>_mean` and `<name>_mean/<task type>`; and `agent_episode_return_mean/<agent>` and
         `module_episode_return_mean/<module>`.
     """
     values: dict[str, list[float]] = defaultdict(list)
+    tells_won = any("won" in episode.custom_data for episode in episodes)
     for episode in episodes:
         values["episode_return_mean"].append(episode_return(episode))
         values["episode_len_mean"].append(episode.env_steps())
         values["truncated_rate"].append(float(episode.is_truncated))
         facts = episode.custom_data
-        if "won" in facts:
-            values["success_rate"].append(float(facts["won"]))
+        if tells_won:
+            won = float(facts.get("won", False))
+            values["success_rate"].append(won)
             if "task_type" in facts:
-                values[f"success_rate/{facts['task_type']}"].append(float(facts["won"]))
+                values[f"success_rate/{facts['task_type']}"].append(won)
         for name, value in facts["numbers"].items():
             values[f"{name}_mean"].append(float(value))
             if "task_type" in facts:

@@ -422,11 +422,11 @@ def _check_pairs(config: GiGPOConfig) -> Iterator[str]:
             "log-probabilities, which would then be 1; use old_logp='recompute' or "
             "rollout_correction=None"
         )
-    if (config.top_p < 1.0 or config.top_k > 0) and config.correction is None:
+    if config.top_p < 1.0 or config.top_k > 0:
         yield (
             f"top_p={config.top_p}, top_k={config.top_k} in training: the learner's "
-            "log-probabilities are over the whole vocabulary, so the ratio would be biased; use "
-            "top_p=1 and top_k=0, or set rollout_correction=RolloutCorrection()"
+            "log-probabilities are over the whole vocabulary, and no correction brings back the "
+            "tokens that are never drawn, so the gradient would be biased; use top_p=1 and top_k=0"
         )
     if config.old_logp == "engine" and config.dtype == "bfloat16":
         yield (

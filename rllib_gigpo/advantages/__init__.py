@@ -28,7 +28,12 @@ from rllib_gigpo.advantages.returns import (
     gae_over_tokens,
     reinforce,
 )
-from rllib_gigpo.advantages.scores import Advantages, GroupMeanOver, PenaltyScope
+from rllib_gigpo.advantages.scores import (
+    Advantages,
+    GroupMeanOver,
+    PenaltyScope,
+    rounding_of_returns,
+)
 from rllib_gigpo.advantages.shaping import adapted_kl_coeff, overlong_cost
 from rllib_gigpo.advantages.table import StepTable, pool_agents
 
@@ -62,6 +67,7 @@ __all__ = [
     "pool_agents",
     "reinforce",
     "rloo",
+    "rounding_of_returns",
     "settings_of",
     "whiten",
 ]

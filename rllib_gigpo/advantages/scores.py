@@ -22,6 +22,16 @@ GroupMeanOver = Literal["episodes", "steps"]
 PenaltyScope = Literal["return", "step"]
 
 
+def rounding_of_returns(length: int, magnitude: float) -> float:
+    """Return the bound on the rounding error of a return; closer returns count as equal.
+
+    Args:
+        length: Steps of the longest trajectory.
+        magnitude: Largest sum of a trajectory's absolute rewards.
+    """
+    return 2.0 * float(np.finfo(np.float64).eps) * length * magnitude
+
+
 class Advantages(NamedTuple):
     """What an estimator says of every row, each of shape [N], in the row order of the table.
 
@@ -116,7 +126,7 @@ def score_rows(
         step_return=discounted_returns(reward, trajectory, rows.step, gamma) - row_cost,
         weight=share if group_mean_over == "episodes" else np.ones(len(order)),
         alone=mates[group] < 1.5,
-        resolution=2.0 * np.finfo(np.float64).eps * length.max(initial=0) * magnitude,
+        resolution=rounding_of_returns(length.max(initial=0), magnitude),
     )
 
 

@@ -1,5 +1,7 @@
 """What changes rewards before any return is taken, and the KL coefficient that does so."""
 
+import math
+
 import numpy as np
 
 from rllib_gigpo.advantages.parts import FloatArray, IntArray
@@ -35,18 +37,19 @@ def adapted_kl_coeff(
 ) -> float:
     """Move a KL coefficient towards the one that holds the KL at its target.
 
-    Source: Ziegler et al., arXiv 1909.08593, Sec. 2.2: coeff * (1 + error * rows / horizon), with
-    the relative error of the KL held in [-0.2, 0.2].
+    Source: Ziegler et al., arXiv 1909.08593, Sec. 2.2, with the relative error of the KL held in
+    [-0.2, 0.2]. Their factor 1 + error * rows / horizon is the first order of the one here,
+    exp(error * rows / horizon), which stays positive however many rows an update has.
 
     Args:
         coeff: The present coefficient.
         kl: Measured mean KL per response token.
         target: KL wanted.
-        horizon: Rows over which a full error of 1 would double the coefficient.
+        horizon: Rows over which a full error of 1 would make it e times as large.
         num_rows: Rows of this update.
 
     Returns:
         The next coefficient.
     """
     error = min(max(kl / target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
-    return coeff * (1.0 + error * num_rows / horizon)
+    return coeff * math.exp(error * num_rows / horizon)

@@ -1,19 +1,21 @@
-"""Statistics over seeds, after Agarwal et al., arXiv 2108.13264: few runs, honest intervals.
+"""Statistics over seeds and tasks: few runs, honest intervals.
 
+Interquartile means and probabilities of improvement are those of Agarwal et al., arXiv 2108.13264.
 Shapes: S seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri, stdtrit
 
 Floats = NDArray[np.float64]
 
-_DRAWS = 10_000
-_SEED = 0
+_NORMAL_975 = float(ndtri(0.975))
 
 
 def area_under_curve(curve: Sequence[Mapping[str, float]], budget: int) -> float:
@@ -37,40 +39,52 @@ def area_under_curve(curve: Sequence[Mapping[str, float]], budget: int) -> float
 
 def interquartile_mean(values: Sequence[float] | Floats) -> float:
     """Return the mean of the middle half of the values; a quarter may fall inside a value."""
-    return float(interquartile_means(np.asarray(values, dtype=np.float64)[None])[0])
-
-
-def interquartile_means(drawn: Floats) -> Floats:
-    """Return the interquartile mean of each row; a statistic for `bootstrap_interval`.
-
-    Args:
-        drawn: Values [draws, S].
-
-    Returns:
-        Means of the middle halves [draws].
-    """
-    ordered = np.sort(drawn, axis=1)
-    size = ordered.shape[1]
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    size = len(ordered)
     places = np.arange(size)
     shares = np.clip(np.minimum(places + 1, 3 * size / 4) - np.maximum(places, size / 4), 0.0, 1.0)
-    return ordered @ shares / shares.sum()
+    return float(ordered @ shares / shares.sum())
 
 
-def bootstrap_interval(
-    values: Sequence[float] | Floats, statistic: Callable[[Floats], Floats] | None = None
+def mean_interval(
+    values: Sequence[float] | Floats, within: tuple[float, float] = (-math.inf, math.inf)
 ) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of the mean over seeds.
+    """Return the 95 % interval of the mean over seeds, by Student's t with S - 1 degrees.
+
+    A percentile bootstrap is too narrow for so few values: with five normal ones it holds the mean
+    in about 86 % of the cases, this one in 95 %.
 
     Args:
         values: One value per seed [S].
-        statistic: From drawn samples [draws, S] to values [draws]; by default their means.
+        within: What a mean can be; the bounds are cut there.
+
+    Returns:
+        Bounds; NaN for a single value, which says nothing about others.
     """
     found = np.asarray(values, dtype=np.float64)
-    rng = np.random.default_rng(_SEED)
-    drawn = found[rng.integers(0, len(found), (_DRAWS, len(found)))]
-    results = drawn.mean(axis=1) if statistic is None else statistic(drawn)
-    low, high = np.percentile(results, [2.5, 97.5])
-    return float(low), float(high)
+    if len(found) < 2:
+        return math.nan, math.nan
+    half = float(stdtrit(len(found) - 1, 0.975) * found.std(ddof=1) / math.sqrt(len(found)))
+    mean = float(found.mean())
+    return max(mean - half, within[0]), min(mean + half, within[1])
+
+
+def share_interval(rates: Sequence[float] | Floats) -> tuple[float, float]:
+    """Return the 95 % interval of a share over tasks, by Wilson's score.
+
+    Unlike a bootstrap it has a width where all tasks came out alike: twenty of twenty is no proof
+    of certainty. Where a task has several episodes it is on the wide side.
+
+    Args:
+        rates: Success of each task, 0 to 1.
+    """
+    count = len(rates)
+    share = float(np.mean(rates))
+    scale = 1.0 + _NORMAL_975**2 / count
+    middle = (share + _NORMAL_975**2 / (2 * count)) / scale
+    spread = share * (1.0 - share) / count + _NORMAL_975**2 / (4 * count**2)
+    half = _NORMAL_975 / scale * math.sqrt(spread)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def probability_of_improvement(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -82,5 +96,5 @@ def probability_of_improvement(ours: Sequence[float], theirs: Sequence[float]) -
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
     """Return [low, mean, high] of ours minus theirs, seed by seed, with its 95 % interval."""
     gaps = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
-    low, high = bootstrap_interval(gaps)
+    low, high = mean_interval(gaps)
     return low, float(gaps.mean()), high

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rllib_gigpo.compare.statistics import bootstrap_interval, interquartile_mean
+from rllib_gigpo.compare.statistics import interquartile_mean, mean_interval
+from rllib_gigpo.compare.tables import interval_text
 
 HEADER = ("f_norm", "gamma", "omega", "seeds", "mean", "95 %", "IQM", "iterations")
 
@@ -81,13 +82,12 @@ def sweep_rows(trials: Sequence[Trial]) -> list[list[Any]]:
     rows = []
     for setting, members in groups.items():
         values = [trial.value for trial in members]
-        low, high = bootstrap_interval(values)
         rows.append(
             [
                 *setting,
                 len(members),
                 float(np.mean(values)),
-                f"[{low:.2f}, {high:.2f}]",
+                interval_text(*mean_interval(values, within=(0.0, 1.0))),
                 interquartile_mean(values),
                 max(trial.iterations for trial in members),
             ]

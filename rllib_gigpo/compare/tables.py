@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,8 @@ import numpy as np
 
 from rllib_gigpo.compare.statistics import (
     area_under_curve,
-    bootstrap_interval,
     interquartile_mean,
-    interquartile_means,
+    mean_interval,
     probability_of_improvement,
 )
 from rllib_gigpo.presets import PRESETS
@@ -20,12 +20,14 @@ HEADER = (
     "algorithm",
     "seeds",
     "success",
+    "success 95 %",
     "IQM",
-    "IQM 95 %",
     "area",
     "area 95 %",
     "P(first better)",
 )
+
+_SHARES = (0.0, 1.0)
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -48,10 +50,10 @@ def comparison_rows(results: Results, env_steps: int) -> list[list[Any]]:
                 PRESETS[name].label,
                 len(runs),
                 100 * float(np.mean(success)),
+                _interval(mean_interval(success, within=_SHARES)),
                 100 * interquartile_mean(success),
-                _interval(bootstrap_interval(success, interquartile_means)),
                 100 * float(np.mean(areas)),
-                _interval(bootstrap_interval(areas)),
+                _interval(mean_interval(areas, within=_SHARES)),
                 probability_of_improvement(first, success),
             ]
         )
@@ -59,7 +61,14 @@ def comparison_rows(results: Results, env_steps: int) -> list[list[Any]]:
 
 
 def _interval(bounds: tuple[float, float]) -> str:
-    return f"[{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
+    return interval_text(*bounds, scale=100, digits=1)
+
+
+def interval_text(low: float, high: float, *, scale: float = 1, digits: int = 2) -> str:
+    """Return "[low, high]", or a dash for the interval of a single value."""
+    if math.isnan(low):
+        return "–"
+    return f"[{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

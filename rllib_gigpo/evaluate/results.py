@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_gigpo.compare.statistics import bootstrap_interval
+from rllib_gigpo.compare.statistics import share_interval
 
 Record = Mapping[str, Any]
 
@@ -16,7 +16,8 @@ Record = Mapping[str, Any]
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
     """Return what the episodes of a panel came to.
 
-    A task with k episodes counts once, by their mean; intervals are 95 % bootstraps over tasks.
+    A task with k episodes counts once, by their mean; intervals are of 95 % over tasks, by Wilson's
+    score.
 
     Args:
         records: Episodes of `rllib_gigpo.evaluate.evaluate`.
@@ -41,7 +42,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         "tasks": len(tasks),
         "episodes": len(records),
         "success_rate": float(np.mean(success)),
-        "success_interval": list(bootstrap_interval(success)),
+        "success_interval": list(share_interval(success)),
         "any_of_k": float(np.mean([any(r["won"] for r in found) for found in tasks.values()])),
         "return_mean": _mean(tasks, lambda record: record["return"]),
         "steps_mean": _mean(tasks, lambda record: record["steps"]),
@@ -50,7 +51,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         "by_type": {
             name: {
                 "success_rate": float(np.mean(rates)),
-                "success_interval": list(bootstrap_interval(rates)),
+                "success_interval": list(share_interval(rates)),
                 "tasks": len(rates),
             }
             for name, rates in sorted(types.items())

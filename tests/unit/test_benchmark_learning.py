@@ -1,8 +1,10 @@
 """The learning benchmark's statistics by hand, its plan, and what it makes of finished runs."""
 
 import json
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks.learning import planned_runs, read_results, tabulate
@@ -10,11 +12,13 @@ from benchmarks.learning_plot import plot_task
 from benchmarks.learning_runs import CORE, FAMILY, TASKS, Run, config_of, twin_of
 from rllib_gigpo.compare.statistics import (
     area_under_curve,
-    bootstrap_interval,
     interquartile_mean,
+    mean_interval,
     paired_difference,
     probability_of_improvement,
+    share_interval,
 )
+from rllib_gigpo.compare.tables import interval_text
 
 
 def curve(*points: tuple[int, float]) -> list[dict[str, float]]:
@@ -37,12 +41,32 @@ class TestStatistics:
         assert interquartile_mean([9, 1, 2, 3, 0]) == pytest.approx((0.75 * (1 + 3) + 2) / 2.5)
         assert interquartile_mean([5.0]) == 5.0
 
-    def test_an_interval_holds_the_mean_and_shrinks_to_equal_values(self):
-        low, high = bootstrap_interval([0.1, 0.2, 0.6, 0.3])
-        assert 0.1 <= low < 0.3 < high <= 0.6
-        assert bootstrap_interval([0.4, 0.4]) == pytest.approx((0.4, 0.4))
-        # Of two seeds a resample is both of one with chance 1/4 each: the 2.5 % ends are they.
-        assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)
+    def test_the_interval_of_a_mean_is_students(self):
+        # Mean .3, deviations -.2, -.1, .3, 0: s = sqrt(.14 / 3) = .2160247, and t of three degrees
+        # is 3.1824463: .3 +- 3.1824463 * .2160247 / 2 = .3 +- .3437435.
+        values = [0.1, 0.2, 0.6, 0.3]
+        assert mean_interval(values) == pytest.approx((-0.0437435, 0.6437435), abs=1e-6)
+        assert mean_interval(values, within=(0.0, 0.5)) == (0.0, 0.5)
+        assert mean_interval([0.4, 0.4]) == pytest.approx((0.4, 0.4))
+        assert all(map(math.isnan, mean_interval([0.7])))
+        assert interval_text(*mean_interval([0.7])) == "–"
+        assert interval_text(*mean_interval(values, within=(0, 1))) == "[0.00, 0.64]"
+
+    @pytest.mark.parametrize("seeds", [2, 3, 5])
+    def test_the_interval_of_a_mean_holds_it_as_often_as_it_says(self, seeds):
+        # 4,000 draws: the share that holds it has a standard error of .0034.
+        draws = np.random.default_rng(0).normal(0.5, 0.1, (4000, seeds))
+        bounds = [mean_interval(drawn) for drawn in draws]
+        assert np.mean([low <= 0.5 <= high for low, high in bounds]) == pytest.approx(
+            0.95, abs=0.012
+        )
+
+    def test_the_interval_of_a_share_is_wilsons(self):
+        # z^2 is 3.8414588. All of 20: from 1 / (1 + z^2 / 20) = .8388750 to 1, and none mirrors it.
+        assert share_interval([1.0] * 20) == pytest.approx((0.838875, 1.0), abs=1e-6)
+        assert share_interval([0.0] * 20) == pytest.approx((0.0, 0.161125), abs=1e-6)
+        # Share .5 of 3: 1.9599640 / 2.2804863 * sqrt(.25 / 3 + 3.8414588 / 36) = .374665 around it.
+        assert share_interval([0.5, 1.0, 0.0]) == pytest.approx((0.125335, 0.874665), abs=1e-5)
 
     def test_the_probability_of_improvement_counts_pairs(self):
         # 3 beats 1 and 2, 2 beats 1 and ties with 2: (2 + 1 + 0.5) / 4.
@@ -130,8 +154,8 @@ def test_finished_runs_make_the_table_and_the_last_line(tmp_path):
     found = figures["KeyDoor"]
     assert found["gigpo"] == pytest.approx({"success": 0.9, "auc": 0.45})
     assert found["grpo"] == found["gigpo_no_step"] == pytest.approx({"success": 0.3, "auc": 0.15})
-    # 0.2 and 0.4, paired by seed.
-    assert found["gigpo_minus_grpo"] == pytest.approx([0.2, 0.3, 0.4])
+    # 0.2 and 0.4, paired by seed: s = .1 sqrt(2), and t of one degree is 12.7062: .3 +- 1.27062.
+    assert found["gigpo_minus_grpo"] == pytest.approx([-0.97062, 0.3, 1.57062], abs=1e-5)
     assert [row[1] for row in rows] == ["GiGPO", "GiGPO-NoStep", "GRPO"]
     assert [row[-1] for row in rows] == ["", "1.00", "1.00"]
     picture = plot_task("KeyDoor", results["KeyDoor"], 200, tmp_path / "plot.png")

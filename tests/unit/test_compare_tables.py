@@ -41,7 +41,8 @@ def test_rows_by_hand():
     assert (gigpo["success"], gigpo["IQM"]) == (pytest.approx(70), pytest.approx(70))
     # Areas over 200 steps: (0.2 + 0.6) / 2 = 0.4 and (0.4 + 0.8) / 2 = 0.6.
     assert gigpo["area"] == pytest.approx(50)
-    assert gigpo["area 95 %"] == "[40.0, 60.0]"
+    # t of one degree is 12.7: 0.5 +- 1.27, cut at 0 and 1.
+    assert gigpo["area 95 %"] == gigpo["success 95 %"] == "[0.0, 100.0]"
     # Pairs: 0.8 > 0.6, 0.8 > 0.5, 0.6 = 0.6 counts half, 0.6 > 0.5: 3.5 of 4.
     assert grpo["P(first better)"] == pytest.approx(3.5 / 4)
     # An algorithm against itself: of 4 pairs one is won, one lost and two are ties.

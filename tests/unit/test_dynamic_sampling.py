@@ -33,6 +33,14 @@ class TestUniformGroups:
         other = solo(0, 1, Step("s", 3.0))
         assert collected([one, other]).uniform_groups() == [0]
 
+    def test_are_equal_up_to_rounding(self):
+        # .1 + .2 + .3 is 0.6000000000000001, .3 + .2 + .1 is 0.6: one return, and no advantage.
+        one = solo(0, 0, Step("s", 0.1), Step("t", 0.2), Step("u", 0.3))
+        other = solo(0, 1, Step("s", 0.3), Step("t", 0.2), Step("u", 0.1))
+        assert one.get_return() != other.get_return()
+        assert collected([one, other]).uniform_groups() == [0]
+        assert collected(group(0, 1.0, 1.0 + 1e-12)).uniform_groups() == []
+
     def test_of_a_team_are_equal_for_every_agent(self):
         def played(member: int, first: float, second: float):
             steps = [Step("s", first, agent="a"), Step("s", second, agent="b")]

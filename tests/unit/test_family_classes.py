@@ -191,12 +191,18 @@ class TestShaping:
 
     @pytest.mark.parametrize(
         ("kl", "expected"),
-        # Target .1, horizon 1000, 100 rows: errors +.1 and, held at .2, +.2 and -.2.
-        [(0.11, 0.5 * 1.01), (0.1, 0.5), (0.5, 0.5 * 1.02), (0.0, 0.5 * 0.98)],
+        # Target .1, horizon 1000, 100 rows: errors +.1 and, held at .2, +.2 and -.2; exp(.01) is
+        # 1.0100502, exp(.02) 1.0202013 and exp(-.02) .9801987.
+        [(0.11, 0.5050251), (0.1, 0.5), (0.5, 0.5101007), (0.0, 0.4900993)],
     )
     def test_the_kl_coefficient_moves_towards_its_target(self, kl, expected):
         found = adapted_kl_coeff(0.5, kl, target=0.1, horizon=1000, num_rows=100)
-        assert found == pytest.approx(expected)
+        assert found == pytest.approx(expected, abs=1e-7)
+
+    @pytest.mark.parametrize("num_rows", [50_000, 60_000, 10_000_000])
+    def test_the_kl_coefficient_stays_positive_whatever_the_number_of_rows(self, num_rows):
+        # With 1 + error * rows / horizon it is 0 for ever from 50,000 rows, and negative beyond.
+        assert adapted_kl_coeff(0.01, 0.0, target=0.1, horizon=10_000, num_rows=num_rows) > 0
 
 
 class TestRegistry:

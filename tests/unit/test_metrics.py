@@ -69,6 +69,14 @@ def test_what_the_environment_does_not_tell_is_left_out():
     assert found["valid_action_rate"] == 1.0
 
 
+def test_an_environment_that_tells_of_its_successes_alone_has_lost_the_other_episodes():
+    lost = solo(0, 1, Step("a", 0.0), task_type="heat")
+    found = episode_metrics([QUICK, lost, lost, lost])
+    assert found["success_rate"] == pytest.approx(1 / 4)
+    assert found["success_rate/cool"] == 1.0
+    assert found["success_rate/heat"] == 0.0
+
+
 def test_a_teams_return_is_the_mean_over_its_agents():
     both = team(
         0,

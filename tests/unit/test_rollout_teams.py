@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -253,3 +254,14 @@ def test_all_that_an_agent_earns_counts_in_one_of_its_steps(kind):
     assert episode_metrics([episode])["episode_return_mean"] == sum(
         map(sum, expected.values())
     ) / len(expected)
+
+
+@pytest.mark.parametrize("shown", ["a", "ab"])
+def test_an_agent_that_ended_by_itself_leaves_no_state_for_a_critic(shown):
+    # b ends at the first step; the team is cut off two steps later.
+    relay = Relay((shown, "b", {}), ("a", "", {}), ("a", "", {}), ("a", "", {}), begin="ab")
+    stage = Stage("nonsense", make=lambda: relay, max_episode_steps=3)
+    stage.settings = replace(stage.settings, keep_last_prompts=True)
+    (episode,) = stage.play(task())
+    last = {agent: words(one.observations[len(one)]) for agent, one in single(episode).items()}
+    assert last == {"a": "<user> left 1 <assistant>", "b": ""}

@@ -2,10 +2,8 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from rllib_gigpo.compare.statistics import interquartile_means
 from rllib_gigpo.compare.sweeps import Trial, heat_map, sweep_rows, trials_of
 
 _TRIALS = [
@@ -25,8 +23,8 @@ def test_rows_are_means_over_seeds_best_first():
         ["std", 0.95, 0.0, 2, pytest.approx(0.3)],
     ]
     assert [row[7] for row in rows] == [3, 5, 5]
-    # A mean over one seed has no width; of two, the bounds are the seeds themselves.
-    assert (rows[0][5], rows[2][5]) == ("[0.90, 0.90]", "[0.20, 0.40]")
+    # A single seed has no interval. Of 0.2 and 0.4 it is .3 +- 12.7 * .1, cut at 0 and 1.
+    assert (rows[0][5], rows[2][5]) == ("–", "[0.00, 1.00]")
 
 
 def test_trials_without_the_metric_are_left_out():
@@ -45,9 +43,3 @@ def test_the_heat_map_is_a_picture_and_needs_a_trial(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="no trial has reported anything"):
         heat_map([], tmp_path / "none.png", "success")
-
-
-def test_interquartile_means_of_rows():
-    # Of 4 values the middle two count: (2 + 3) / 2, and (1 + 1) / 2.
-    drawn = np.array([[9.0, 3.0, 2.0, 0.0], [1.0, 1.0, 1.0, 8.0]])
-    assert interquartile_means(drawn).tolist() == [2.5, 1.0]

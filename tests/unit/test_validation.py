@@ -12,6 +12,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllib_gigpo.agent import AgentProfile, ChatTemplate
 from rllib_gigpo.config import GiGPOConfig
+from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.registry import register_llm_env
 from tests.fakes import Countdown
 
@@ -181,6 +182,12 @@ def test_several_updates_in_one_iteration_are_refused(name, value):
         ),
         (lambda c: c.llm(top_p=0.9), ["top_p=0.9", "top_p=1"]),
         (lambda c: c.llm(top_k=20), ["top_k=20", "top_k=0"]),
+        # Weights of old over engine log-probabilities are 1 there: no token comes back by them.
+        (
+            lambda c: c.llm(top_p=0.9).training(rollout_correction=RolloutCorrection()),
+            ["top_p=0.9", "top_p=1"],
+        ),
+        (lambda c: c.llm(top_k=1, dtype="bfloat16"), ["top_k=1", "top_k=0"]),
         (
             lambda c: c.training(old_logp="engine").llm(dtype="bfloat16"),
             ["old_logp='engine'", "dtype='bfloat16'", "old_logp='recompute'"],
