@@ -162,12 +162,24 @@ def check_part(place: Place) -> None:
     while root:
         whole = Place(place.filesystem, root)
         if whole.has(MANIFEST):
-            files = _manifest(whole)["files"]
-            inside = {file: told for file, told in files.items() if file.startswith(f"{name}/")}
-            _check_files(whole, inside)
+            check_inside(whole, name)
             return
         root, _, parent = root.rpartition("/")
         name = f"{parent}/{name}"
+
+
+def check_inside(place: Place, name: str) -> None:
+    """Compare a folder inside a checkpoint with the checkpoint's manifest.
+
+    Args:
+        place: The checkpoint.
+        name: The folder in it, with slashes.
+
+    Raises:
+        CheckpointError: It has no manifest, or a file is missing or another one.
+    """
+    files = _manifest(place)["files"]
+    _check_files(place, {file: told for file, told in files.items() if file.startswith(f"{name}/")})
 
 
 def fingerprint(place: Place) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rllib_gigpo.agent.profile import AgentProfile
+from rllib_gigpo.imports import import_places
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec, load_object
 
 
@@ -21,6 +22,7 @@ def env_of(
     sentence instead of a traceback.
     """
     try:
+        import_places(args.imports)
         spec, profile, _ = open_env(args.env, args.env_config, args.profile)
     except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
         parser.error(str(error))

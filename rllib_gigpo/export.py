@@ -27,7 +27,7 @@ from ray.rllib.core import (
 from safetensors.torch import save_file
 
 from rllib_gigpo import __version__, safe_pickle
-from rllib_gigpo.checkpoints import Place, check_part, whole_folder
+from rllib_gigpo.checkpoints import CheckpointError, Place, check_inside, whole_folder
 from rllib_gigpo.models import (
     ModelSpec,
     load_generation_config,
@@ -152,7 +152,7 @@ def _from_checkpoint(checkpoint: str | Path, module_id: str, trust: bool) -> _Tr
     if module_id not in known:
         raise ValueError(f"unknown module_id {module_id!r}: this checkpoint holds {known}")
     folder = Path(checkpoint) / _MODULES / module_id
-    check_part(Place.of(folder))
+    check_inside(Place.of(Path(checkpoint)), f"{_MODULES}/{module_id}")
     path = folder / CausalLMModule.CLASS_AND_CTOR_ARGS_FILE_NAME
     if not trust:
         return _without_code(folder, path)
@@ -283,7 +283,7 @@ def main(arguments: list[str] | None = None) -> None:
             base=args.base,
             trust=args.trust_checkpoint,
         )
-    except ValueError as error:
+    except (CheckpointError, ValueError, OSError) as error:
         parser.error(str(error))
     print(f"{args.kind} model of {args.module_id} in {folder}")
 

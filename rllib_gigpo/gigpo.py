@@ -8,7 +8,7 @@ One iteration:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -95,6 +95,16 @@ class GiGPO(WholeCheckpoints):
                 self.config.heartbeat_timeout_s,
                 start_limit_s=self.config.runner_start_limit_s,
             )
+        try:
+            self._connect(groups)
+        except BaseException:
+            # Whoever tries again would find their CPUs and GPUs taken.
+            with suppress(Exception):
+                self.cleanup()
+            raise
+
+    def _connect(self, groups: Sequence[EnvRunnerGroup]) -> None:
+        """Start the engines, bring them the learner's weights, and watch what will happen."""
         with naming_memory("engines", self.config):
             self.weights = WeightSync(
                 self.config, groups, self.first_learner, self.learner_group.is_local
@@ -113,16 +123,16 @@ class GiGPO(WholeCheckpoints):
 
     @override(Algorithm)
     def cleanup(self) -> None:
-        """Stop learners, EnvRunners and engines."""
-        sampler = getattr(self, "sampler", None)
-        if sampler is not None:
-            sampler.close()
-        recorder = getattr(self, "recorder", None)
-        if recorder is not None:
-            recorder.close()
-        super().cleanup()
-        if hasattr(self, "weights"):
-            self.weights.close()
+        """Stop learners, EnvRunners and engines, each of them whatever the others do."""
+        with ExitStack() as last_first:
+            if hasattr(self, "weights"):
+                last_first.callback(self.weights.close)
+            last_first.callback(super().cleanup)
+            # Building it may have failed before these were there.
+            playing = [getattr(self, name, None) for name in ("sampler", "player")]
+            for part in (self.recorder, *playing):
+                if part is not None:
+                    last_first.callback(part.close)
 
     @classmethod
     @override(Algorithm)
@@ -291,7 +301,7 @@ class GiGPO(WholeCheckpoints):
         """Write a checkpoint; see `WholeCheckpoints`."""
         if self.recorder is not None:
             # Nobody plays an iteration again that a checkpoint counts as done: its rows come first.
-            self.recorder.flush()
+            self.recorder.to_disk()
         return super().save_to_path(*args, **kwargs)
 
     @override(WholeCheckpoints)

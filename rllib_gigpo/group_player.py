@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -17,6 +19,8 @@ from rllib_gigpo.rollout_types import GroupTask
 from rllib_gigpo.weight_sync import WeightSync
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 
 _FAILED_ROUNDS = 10
 _RESTART_S = 600.0
@@ -45,12 +49,27 @@ class GroupPlayer:
         self.config = config
         self.weights = weights
         self.restore = restore
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End what is being played, in whatever thread, with an error once its round is over."""
+        self._is_closed = True
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds without any runner after which none is waited for.
+
+        One that is made again has as long as at the start of the run; where it then counts as
+        stopped, the next one has ten minutes.
+        """
+        made_in = self.config.runner_start_limit_s
+        return math.inf if made_in is None else made_in + _RESTART_S
 
     def play(self, runners: EnvRunnerGroup, tasks: Sequence[GroupTask]) -> Collected:
         """Play groups on the runners of a group.
 
         Raises:
-            RuntimeError: A rollout failed, or no runner came back.
+            RuntimeError: A rollout failed, no runner came back, or the run has ended meanwhile.
         """
         waiting = {task.group: task for task in tasks}
         reports: list[Played] = []
@@ -58,6 +77,8 @@ class GroupPlayer:
         failed_rounds, is_up, last_up = 0, True, time.monotonic()
         while waiting:
             played = self.play_round(runners, list(waiting.values()))
+            if self._is_closed:
+                raise RuntimeError("the run has ended while this was being played")
             for report in played:
                 if report.error is not None:
                     raise RuntimeError(f"the rollout failed: {report.error}")
@@ -70,7 +91,7 @@ class GroupPlayer:
                 failed_rounds += 1
             last_up = time.monotonic() if is_up else last_up
             quiet_s = time.monotonic() - last_up
-            if failed_rounds >= _FAILED_ROUNDS or quiet_s > _RESTART_S:
+            if failed_rounds >= _FAILED_ROUNDS or quiet_s > self._patience_s:
                 raise RuntimeError(
                     f"{len(waiting)} groups could not be played: EnvRunners failed {failed_rounds} "
                     f"times in a row, the last one {quiet_s:.0f} s ago, and none is left; see "
@@ -80,7 +101,15 @@ class GroupPlayer:
                 self.weights.repeat()
             elif waiting:
                 time.sleep(self.config.delay_between_env_runner_restarts_s)
+                was_up = is_up
                 is_up = bool(self.restore(runners) or runners.healthy_worker_ids())
+                if was_up and not is_up:
+                    _LOG.warning(
+                        "no EnvRunner is left for %d groups: waiting until Ray has made one again, "
+                        "%.0f s at most",
+                        len(waiting),
+                        self._patience_s,
+                    )
         self._replace_worn(runners, reports)
         return collect(reports)
 

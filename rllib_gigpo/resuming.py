@@ -137,8 +137,14 @@ def _started(config: GiGPOConfig, folder: Path) -> Iterator[GiGPO]:
         else:
             algorithm.restore_from_path(checkpoint)
         yield algorithm
-    finally:
-        algorithm.stop()
+    except BaseException:
+        try:
+            algorithm.stop()
+        except Exception:
+            # What ended the run says more, and decides whether it goes on.
+            _LOG.exception("the run could not be stopped cleanly")
+        raise
+    algorithm.stop()
 
 
 def _check_new(folder: Path) -> None:

@@ -65,12 +65,13 @@ def find_checkpoint(path: str | Path) -> Path | None:
 
     Args:
         path: A checkpoint, or a folder with `checkpoint` or Tune's `checkpoint_000003` in it, or
-            the results of a tuned example that has trained one trial.
+            the results of a Tuner or of a tuned example in which one trial has trained.
     """
     folder = Path(path).expanduser()
-    trials = [below for below in folder.glob("trials/*") if below.is_dir()]
     candidates = [folder, folder / "checkpoint", *_numbered(folder)]
-    candidates += _numbered(trials[0]) if len(trials) == 1 else []
+    for trials in (folder.glob("trials/*"), folder.glob("*")):
+        trained = [numbered for below in trials if (numbered := _numbered(below))]
+        candidates += trained[0] if len(trained) == 1 else []
     return next((place for place in candidates if (place / _SETTINGS).is_file()), None)
 
 

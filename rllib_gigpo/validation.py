@@ -15,6 +15,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
 from rllib_gigpo.engines.roads import check_road
+from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.family_checks import check_family
 from rllib_gigpo.liger import runs_without_gpu
 from rllib_gigpo.lora import LoRASettings
@@ -147,6 +148,19 @@ _VLLM_NAMES = {
     "enable_sleep_mode": "engine_sleep",
     "num_gpus": "engine_num_gpus",
     "num_cpus": "engine_num_cpus",
+}
+# What `GiGPOConfig.vllm_settings` takes from elsewhere.
+_OF_OTHER_SETTINGS = {
+    "dtype": "llm(dtype=...)",
+    "max_model_len": "llm(max_prompt_tokens=..., max_response_tokens=...)",
+    "max_num_seqs": "llm(max_num_seqs=...)",
+    "num_gpus": "engines(engine_num_gpus=...)",
+    "num_cpus": "engines(engine_num_cpus=...)",
+    "enable_lora": "llm(lora=...)",
+    "max_lora_rank": "llm(lora=...)",
+    "enable_sleep_mode": "engines(engine_sleep=...)",
+    "weight_transfer": "engines(weight_sync=...)",
+    "seed": "debugging(seed=...)",
 }
 _VLLM_NAME = re.compile(rf"\b(?:{'|'.join(_VLLM_NAMES)})\b")
 
@@ -336,6 +350,20 @@ def _check_engine(config: GiGPOConfig) -> Iterator[str]:
                 "engine='vllm', or leave them empty"
             )
         return
+    taken, free = set(_OF_OTHER_SETTINGS), set(VLLMSettings.__dataclass_fields__)
+    for name in config.engine_options:
+        if name in taken:
+            yield (
+                f"engine_options={config.engine_options!r}: {name} has a setting of its own, which "
+                f"others read too; use {_OF_OTHER_SETTINGS[name]}"
+            )
+            return
+        if name not in free:
+            yield (
+                f"engine_options={config.engine_options!r}: engines have no option {name!r}; "
+                f"expected some of {', '.join(sorted(free - taken))}"
+            )
+            return
     try:
         _ = config.vllm_settings
     except (TypeError, ValueError) as error:

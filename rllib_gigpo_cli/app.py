@@ -73,6 +73,7 @@ Profile = Annotated[
     str | None,
     typer.Option(metavar="MODULE:NAME", help="agent profile; default: the environment's"),
 ]
+Imports = Annotated[list[str], typer.Option("--import", metavar="PLACE", help=parsers.IMPORT)]
 Who = Annotated[str, typer.Option("--player", help="person, expert, random, or model")]
 Model = Annotated[
     str | None,
@@ -213,6 +214,7 @@ def play(
     max_prompt_tokens: PromptTokens = None,
     max_response_tokens: ResponseTokens = None,
     max_steps: MaxSteps = None,
+    imports: Imports = [],  # noqa: B006 - Typer copies it
     trust: Trust = False,
 ) -> None:
     """Play an environment yourself, with exactly the model's prompt.
@@ -222,10 +224,14 @@ def play(
     """
     with told():
         from rllib_gigpo.commands import open_env
+        from rllib_gigpo.imports import import_places
         from rllib_gigpo.playing.play import play as play_episode
         from rllib_gigpo.playing.screen import Screen
 
+        import_places(imports)
         opened = open_env(env, env_config, profile)
+        if profile is None and model is not None:
+            opened = _asked_as_trained(opened, env, model, trust=trust)
         wishes = _Wishes(
             player, model, seed, temperature, max_prompt_tokens, max_response_tokens, trust
         )
@@ -249,16 +255,19 @@ def replay(
     max_prompt_tokens: PromptTokens = None,
     max_response_tokens: ResponseTokens = None,
     max_steps: MaxSteps = None,
+    imports: Imports = [],  # noqa: B006 - Typer copies it
     trust: Trust = False,
     trust_run: TrustRun = False,
 ) -> None:
     """Re-create a recorded episode, and go on from one of its steps."""
     with told():
         from rllib_gigpo.commands import open_env
+        from rllib_gigpo.imports import import_places
         from rllib_gigpo.playing.replay import check_start, load_episode, recorded_env
         from rllib_gigpo.playing.replay import replay as replay_episode
         from rllib_gigpo.playing.screen import Screen
 
+        import_places(imports)
         recorded = load_episode(file, group=group, member=member)
         check_start(recorded, start)
         world = recorded_env(recorded, file, env, env_config, trust=trust_run)
@@ -271,6 +280,20 @@ def replay(
         screen.line(f"re-creating {start} of {recorded.length} steps (seed {recorded.seed}) ...")
         episode = partial(replay_episode, recorded, start=start, max_steps=max_steps)
         _show(episode, opened, wishes, known if isinstance(known, dict) else {}, screen)
+
+
+def _asked_as_trained(
+    opened: tuple[Any, Any, dict[str, Any]], env: str, model: str, *, trust: bool
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return what was opened with the agent profile of a checkpoint that was trained on it."""
+    from rllib_gigpo.trained import find_checkpoint, trained_as
+
+    spec, _, config = opened
+    checkpoint = find_checkpoint(model)
+    trained = None if checkpoint is None else trained_as(checkpoint, trust=trust)
+    if trained is None or trained.env != env or trained.profile is None:
+        return opened
+    return spec, trained.profile, config
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ TRUST_WORLD = (
     f"unpickle the checkpoint and make the environment it names, {_RUNS}; for what is your own"
 )
 TRUST_RUN = f"make whatever environment run.json names, {_RUNS}; for runs of your own"
+IMPORT = "module, or file such as my_run.py, that registers environments; may be repeated"
 _ALSO_MODULES = ("quickstart", "check-env", "record", "sft", "export")
 _OWN_PROFILE = "by default the environment's own"
 
@@ -244,6 +245,14 @@ def _add_world(parser: argparse.ArgumentParser, arguments: str, profile: str) ->
     """Add the environment's arguments and its agent profile, with the help of each."""
     parser.add_argument("--env-config", default="{}", metavar="JSON", help=arguments)
     parser.add_argument("--profile", default=None, metavar="MODULE:NAME", help=profile)
+    _add_import(parser)
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    """Add `--import`, which may be given several times."""
+    parser.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="PLACE", help=IMPORT
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser, prompt: str, response: str) -> None:

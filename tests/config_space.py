@@ -214,7 +214,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "engine_num_gpus": [0.0, 0.5, 1.5],
     "engine_num_cpus": [1.0, 0.0, 1.5],
     "engine_sleep": [True, False],
-    "engine_options": [{}, {"max_num_seqs": 4}, {"colour": 1}, {"dtype": "x"}],
+    "engine_options": [{}, {"block_size": 16}, {"colour": 1}, {"dtype": "x"}],
     "weight_sync": ["auto", "ray", "nccl", "ipc"],
     "probe_tolerance": [None, 0.0, 10.0],
     # stepping

@@ -59,7 +59,7 @@ _OF_ENGINES = {"num_engines": 1, "gpus_per_engine": 1.0, "engine_options": "{}"}
 
 
 _HELP_OPTIONS = 'fields of VLLMSettings, such as {"gpu_memory_utilization": 0.6}'
-_HELP_SET = "arguments of training(...) and llm(...) that replace the example's"
+_HELP_SET = 'settings by their names, such as {"lr": 1e-6}, that replace the example\'s'
 
 
 def add_choices(parser: argparse.ArgumentParser) -> None:

@@ -156,7 +156,7 @@ def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
             micro_batch_tokens=4096,
         )
     )
-    set_by_hand(config, args.set, get_preset(args.algo))
+    set_by_hand(config, args.set, get_preset(args.algo), is_demo=True)
     return config
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from _by_hand import names_set
 from _choices import as_option, check_results
 from ray import tune
 from ray.rllib.examples.utils import add_rllib_example_script_args
@@ -185,11 +186,9 @@ def with_arguments(config: GiGPOConfig, args: argparse.Namespace, gpus: float) -
             "wait until its nodes are there, or say --num-gpus-per-learner"
         )
     given.setdefault("num_gpus_per_learner", int(gpus >= learners))
-    config.learners(
-        sharding=args.sharding or ("fsdp" if learners > 1 else "replicate"),
-        activation_checkpointing=given["num_gpus_per_learner"] > 0,
-        **given,
-    )
+    if "activation_checkpointing" not in names_set(args.set):
+        given["activation_checkpointing"] = given["num_gpus_per_learner"] > 0
+    config.learners(sharding=args.sharding or ("fsdp" if learners > 1 else "replicate"), **given)
     if args.evaluation_interval > 0:
         config.evaluation(
             evaluation_interval=args.evaluation_interval,

@@ -10,7 +10,7 @@ the environment prints (docs/environments/foreign.md). `--env-config '{"kwargs":
 false}}'` sets its arguments, `--model qwen2.5-1.5b` another model, `--algo NAME` the algorithm.
 
 `--env my_module:MyEnv` trains on an environment of your own, and `--profile my_module:profile` asks
-the model as that function's profile does.
+the model as that profile, or the function that makes it, does.
 
 It trains for `--stop-iters` iterations: which return cannot be bettered is the environment's to
 know, and `--stop-reward` names one at which to stop. Environments behind `mcp:` and `openenv:` take
@@ -32,7 +32,7 @@ from _choices import SERVER_THREADS, base_config, train_as
 from _shared import cut_down, example_parser, run_example
 
 from rllib_gigpo import GiGPOConfig
-from rllib_gigpo.registry import load_object
+from rllib_gigpo.commands import load_profile
 from rllib_gigpo.scripted import random_legal
 
 _MODEL = "tiny"
@@ -41,7 +41,9 @@ _SERVED = ("mcp:", "openenv:")
 
 parser = example_parser("gym:FrozenLake-v1", iterations=100, evaluation_interval=10, tasks=64)
 parser.add_argument("--env-config", type=json.loads, default={}, metavar="JSON")
-parser.add_argument("--profile", help="module:function that returns the AgentProfile")
+parser.add_argument(
+    "--profile", metavar="MODULE:NAME", help="an AgentProfile, or a function that makes it"
+)
 
 
 def paper_config(args) -> GiGPOConfig:
@@ -60,7 +62,7 @@ def paper_config(args) -> GiGPOConfig:
         .stepping(step_threads=SERVER_THREADS if args.env.startswith(_SERVED) else 0)
     )
     if args.profile:
-        config.agent(profile=load_object(args.profile)())
+        config.agent(profile=load_profile(args.profile))
     return train_as(
         config,
         args,

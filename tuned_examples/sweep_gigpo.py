@@ -5,13 +5,15 @@ How to run this script
 `python tuned_examples/sweep_gigpo.py --env KeyDoor --scheduler grid --seeds 3`
 
 trains every omega x gamma x F_norm x seed on a tiny model. Hardware: two CPU cores; with a large
-model, `--model qwen2.5-1.5b --gpus-per-learner 1 --engine vllm --gpus-per-engine 1` places a
+model, `--model qwen2.5-1.5b --num-gpus-per-learner 1 --engine vllm --gpus-per-engine 1` places a
 learner and an engine of each trial on GPUs with 80 GB, one each; of smaller models, in fractions.
 
 - `--scheduler asha` stops the worse trials early, `--scheduler pbt` lets good ones replace bad ones
   and changes omega, gamma and F_norm on the way.
 - Stopped by anything, kill -9 included, the same command goes on from the last checkpoints; another
   one refuses the folder.
+- `--set '{"max_prompt_tokens": 4096, "num_minibatches": 5}'` replaces any other setting: the
+  prompts of WebShop and Search need 4096 tokens. `--profile` names an agent of your own.
 - `--smoke` sweeps four trials of two iterations.
 
 The results folder holds `table.md`, `heat_map.png` and the trials, each with its run folder.
@@ -32,14 +34,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from _by_hand import set_by_hand
 from _choices import MODELS, check_engine_arguments, check_results, vllm_engines
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from rllib_gigpo import GiGPOConfig
 from rllib_gigpo.claims import claim
+from rllib_gigpo.commands import json_object, load_profile
 from rllib_gigpo.compare.start import starting_model
 from rllib_gigpo.compare.sweeps import HEADER, heat_map, sweep_rows, trials_of
+from rllib_gigpo.presets import get_preset
 from rllib_gigpo.tables import format_table
 from rllib_gigpo.tune_results import release_results
 
@@ -47,7 +52,19 @@ METRIC = "env_runners/success_rate"
 # What may differ when a sweep goes on.
 _FREE = ("results", "concurrent")
 # Arguments of vLLM engines, with their defaults.
-_OF_ENGINES = {"gpus_per_engine": 0.0, "cpus_per_engine": 1.0}
+_OF_ENGINES = {"gpus_per_engine": 0.0, "cpus_per_engine": 1.0, "engine_options": "{}"}
+# What `--set` leaves to the flags.
+_FLAGS = {
+    "model": "--model",
+    "omega": "--omegas",
+    "gamma": "--gammas",
+    "f_norm": "--f-norms",
+    "engine": "--engine",
+    "engine_num_gpus": "--gpus-per-engine",
+    "engine_num_cpus": "--cpus-per-engine",
+    "engine_options": "--engine-options",
+    "folder": "--results",
+}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -61,6 +78,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--env", default="KeyDoor")
     add("--env-config", type=json.loads, default={}, metavar="JSON")
+    add("--profile", metavar="MODULE:NAME", help="agent profile; default: the environment's")
     add("--model", default="tiny", help=f"{', '.join(MODELS)}, or any name, id or folder")
     add("--scheduler", choices=("grid", "asha", "pbt"), default="grid")
     add("--omegas", type=float, nargs="+", default=[0.0, 0.4, 0.8, 1.0, 1.4])
@@ -71,10 +89,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--iterations", type=int, default=30)
     add("--episodes", type=int, default=128, help="per iteration, in groups of 8")
     add("--cpus-per-trial", type=float, default=1.0, help="may be a fraction")
-    add("--gpus-per-learner", type=float, default=0.0, help="may be a fraction")
+    add("--num-gpus-per-learner", type=float, default=0.0, help="may be a fraction")
     add("--engine", choices=("transformers", "vllm"), default="transformers")
     add("--gpus-per-engine", type=float, default=0.0, help="may be a fraction")
     add("--cpus-per-engine", type=float, default=1.0, help="may be a fraction")
+    add("--engine-options", default="{}", metavar="JSON", help="other fields of VLLMSettings")
+    add("--set", default="{}", metavar="JSON", help="any other settings, by their names")
     add("--concurrent", type=int, default=0, help="trials at once; 0: as many as fit")
     add("--results", default="runs/sweep", help="folder; the same one is gone on with")
     add("--smoke", action="store_true", help="four trials of two iterations")
@@ -109,8 +129,8 @@ def sweep_config(args: argparse.Namespace) -> GiGPOConfig:
         .training(num_groups=max(1, args.episodes // 8), group_size=8, num_minibatches=10)
         .resources(num_cpus_for_main_process=args.cpus_per_trial)
         .learners(
-            num_gpus_per_learner=args.gpus_per_learner,
-            activation_checkpointing=args.gpus_per_learner > 0,
+            num_gpus_per_learner=args.num_gpus_per_learner,
+            activation_checkpointing=args.num_gpus_per_learner > 0,
         )
         .debugging(seed=0)
     )
@@ -120,8 +140,12 @@ def sweep_config(args: argparse.Namespace) -> GiGPOConfig:
     if args.engine == "vllm":
         # On a CPU the engines of all trials share one memory; vLLM would take half of it for each.
         small = {"kv_cache_memory_bytes": 1 << 26} if is_tiny and not args.gpus_per_engine else {}
-        engines = vllm_engines(args.gpus_per_engine, small)
+        options = json_object(args.engine_options, "--engine-options", "fields of VLLMSettings")
+        engines = vllm_engines(args.gpus_per_engine, small | options)
         config.engines(engine_num_cpus=args.cpus_per_engine, **engines)
+    if args.profile:
+        config.agent(profile=load_profile(args.profile))
+    set_by_hand(config, args.set, get_preset("gigpo"), flags=_FLAGS)
     return config
 
 

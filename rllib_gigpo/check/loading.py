@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import math
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rllib_gigpo.config import GiGPOConfig
+from rllib_gigpo.imports import import_place
 
 
 def load_config(name: str, arguments: Sequence[str] = ()) -> GiGPOConfig:
@@ -30,7 +28,7 @@ def load_config(name: str, arguments: Sequence[str] = ()) -> GiGPOConfig:
         ValueError: There is no such file, module or name, or it makes no GiGPOConfig.
     """
     if ":" not in name:
-        return _checked(name, _tuned(name, _module(name), arguments))
+        return _checked(name, _tuned(name, import_place(name), arguments))
     if arguments:
         raise ValueError(
             f"{' '.join(arguments)}: {name} takes no options; only tuned examples do, which are "
@@ -49,36 +47,10 @@ def load_named(name: str) -> Any:
         ValueError: There is no such file, module or name.
     """
     place, _, attribute = name.rpartition(":")
-    module = _module(place)
+    module = import_place(place)
     if not attribute or not hasattr(module, attribute):
         raise ValueError(f"{place} has no {attribute!r}: name something that it defines")
     return getattr(module, attribute)
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"there is no module {place!r} ({error}): name a file, such as my_run.py:config, "
-                "or an installed module"
-            ) from error
-    path = Path(place).absolute()
-    if not path.is_file():
-        raise ValueError(f"there is no file {place!r}: name one, such as my_run.py:config")
-    # As if it were run: its neighbours and what lies beside the caller can be imported.
-    for folder in (str(Path.cwd()), str(path.parent)):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Classes of the file are found by their module's name when they are pickled.
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _tuned(name: str, module: ModuleType, arguments: Sequence[str]) -> Any:

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the results of a run, besides what stands in its file's name."""
-    free = ("algos", "seeds", "env_steps", "workers", "gpus_per_run", "output")
+    free = ("algos", "seeds", "env_steps", "imports", "workers", "gpus_per_run", "output")
     return {name: value for name, value in vars(args).items() if name not in free}
 
 
@@ -142,7 +142,9 @@ def _named(args: argparse.Namespace, output: Path) -> ConfigOf:
     from rllib_gigpo.commands import json_object, open_env
     from rllib_gigpo.compare.start import starting_model
     from rllib_gigpo.config import GiGPOConfig
+    from rllib_gigpo.imports import import_places
 
+    import_places(args.imports)
     _, profile, env_config = open_env(args.env, args.env_config, args.profile)
     own = json_object(args.set, "--set", "arguments of training(...)")
     is_tiny = args.model == "tiny"

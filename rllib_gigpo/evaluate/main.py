@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllib_gigpo.commands import json_object, open_env
+from rllib_gigpo.imports import import_places
 from rllib_gigpo.recording.plain import without_secrets
 from rllib_gigpo.strangers import check_name, check_settings
 from rllib_gigpo_cli.parsers import evaluate_parser
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rllib_gigpo.stepping import EnvFailure
 
     try:
+        import_places(args.imports)
         player = _within_model(args, _player(args))
         panel = _panel(args, player)
         output = Path(args.output or _folder(args, player)).absolute()
@@ -97,8 +99,8 @@ def _player(args: argparse.Namespace) -> _Player:
     named = None if args.endpoint else find_checkpoint(args.model or args.what)
     if args.model is None and named is None:
         raise ValueError(
-            f"{args.what!r} is no checkpoint: name the model to evaluate on this environment with "
-            "--model"
+            f"{args.what!r} is no checkpoint, nor a folder in which one trial has left some: name "
+            "the model to evaluate on this environment with --model"
         )
     found = None if named is None else trained_as(named, trust=args.trust_checkpoint)
     env = args.what if args.model is not None or found is None else found.env
@@ -122,6 +124,13 @@ def _player(args: argparse.Namespace) -> _Player:
         told = ", ".join(f"{name}={value}" for name, value in limits.items())
         told = f"{without_secrets(env)} {json.dumps(without_secrets(jsonable(config)))}, {told}"
         print(f"taken from {named}: {told}; options replace these", flush=True)
+        if own is None:
+            print(
+                f"it was trained on {without_secrets(found.env)}: what it says of that "
+                "environment's settings, agent profile and step limit does not hold here; "
+                "--env-config, --profile and --max-steps name them",
+                flush=True,
+            )
     given = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
     steps = own.max_episode_steps if args.max_steps is None and own is not None else args.max_steps
     # A run that goes on has other weights under the name that was typed.
@@ -143,7 +152,10 @@ def _check_told(checkpoint: str, env: Any, settings: Mapping[str, Any]) -> None:
     """
     named_by, otherwise = f"checkpoint {checkpoint!r}", "or say --trust-checkpoint if you trust it"
     if env is not None:
-        cure = f"name it yourself, as in evaluate ENV --model CHECKPOINT, {otherwise}"
+        cure = (
+            "import what registers it, as in --import my_run.py, name it yourself, as in evaluate "
+            f"ENV --model CHECKPOINT, {otherwise}"
+        )
         check_name(env, named_by=named_by, cure=cure)
     cure = f"give the setting yourself with --env-config, {otherwise}"
     check_settings(settings, named_by=named_by, cure=cure)

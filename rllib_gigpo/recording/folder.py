@@ -100,6 +100,21 @@ class RunFolder:
                 place.mkdir(parents=True, exist_ok=True)
                 path.replace(place / path.name)
 
+    def sync(self) -> None:
+        """Bring what was appended or renamed here to the disk itself.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        files = (self.metrics, self.evaluations, self.events)
+        for path in (*files, self.rollouts, self.pictures, self.path):
+            if path.exists():
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+
     def clear(self) -> None:
         """Remove the files of a run; whatever else lies in the folder stays."""
         files = (self.run, self.metrics, self.evaluations, self.events)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,8 @@ class RunRecorder(RLlibCallback):
         self._thread = ThreadPoolExecutor(1, "run-recorder")
         self._writing: Future[None] | None = None
         self._receipt_time = 0.0
+        # The iteration that a run went back to, while what came after it is still in the folder.
+        self._uncut: int | None = None
 
     def begin(self, iteration: int) -> None:
         """Open the folder before an iteration, or turn back where the run has been restored.
@@ -120,10 +122,22 @@ class RunRecorder(RLlibCallback):
         """Go on from an earlier iteration: a checkpoint was restored in place, as PBT does."""
         run = self._run or {}
         self.flush()
-        self.folder.cut(iteration)
-        self._costs = Costs.of(self.lines())
+        self._uncut = iteration if self._uncut is None else min(self._uncut, iteration)
+        kept = [line for line in self.lines() if line["iteration"] <= self._uncut]
+        self._costs = Costs.of(kept)
+        self._is_one_branch()
         run["starts"] = [*run["starts"], start_of(self._algorithm.config, iteration)]
         self._safely(write_json, self.folder.run, run)
+
+    def _is_one_branch(self) -> bool:
+        """Whether nothing is left of what a turn back gave up; a full disk may have kept it."""
+        if self._uncut is not None:
+            self._safely(self._cut, self._uncut)
+        return self._uncut is None
+
+    def _cut(self, iteration: int) -> None:
+        self.folder.cut(iteration)
+        self._uncut = None
 
     def _check_same(self, found: Mapping[str, Any], iteration: int) -> None:
         done = len(self.lines())
@@ -181,11 +195,14 @@ class RunRecorder(RLlibCallback):
         number = algorithm.num_updates
         line = _metrics_line(number, result, advantages, algorithm.config)
         self._costs.add(line)
-        self._safely(append_line, self.folder.metrics, line)
+        # Two branches in one file could not be told apart.
+        is_writable = self._is_one_branch()
+        if is_writable:
+            self._safely(append_line, self.folder.metrics, line)
         for tracker in self._trackers:
-            tracker.log(number, flat_numbers(line))
+            _told(tracker.log, number, flat_numbers(line))
         every = algorithm.config.record_every
-        if every and (number - 1) % every == 0:
+        if is_writable and every and (number - 1) % every == 0:
             self._write_soon(Iteration(number, episodes, batch, dict(advantages)))
         if time.monotonic() - self._receipt_time > _RECEIPT_EVERY_S:
             self._write_receipt()
@@ -203,7 +220,7 @@ class RunRecorder(RLlibCallback):
         if self._run is None:
             # A checkpoint that is evaluated and not trained leaves the folder of its run alone.
             self._early_evaluations.append(line)
-        else:
+        elif self._is_one_branch():
             self._safely(append_line, self.folder.evaluations, line)
 
     def _write_soon(self, iteration: Iteration) -> None:
@@ -217,6 +234,11 @@ class RunRecorder(RLlibCallback):
         if self._writing is not None:
             self._writing.result()
             self._writing = None
+
+    def to_disk(self) -> None:
+        """Wait until all that is written so far would survive the loss of the machine's power."""
+        self.flush()
+        self._safely(self.folder.sync)
 
     def _write_rollouts(self, iteration: Iteration) -> None:
         rollouts = self._describe(iteration, self._algorithm.config.record_groups)
@@ -252,8 +274,16 @@ class RunRecorder(RLlibCallback):
         if self._run is not None:
             self._write_receipt()
         for tracker in self._trackers:
-            tracker.finish()
+            _told(tracker.finish)
         self._trackers = []
+
+
+def _told(tell: Callable[..., Any], *arguments: Any) -> None:
+    """Tell a tracker something; one that fails, such as by a server that is down, stops no run."""
+    try:
+        tell(*arguments)
+    except Exception as error:
+        _LOG.error("a tracker failed in %s: %r", getattr(tell, "__qualname__", tell), error)
 
 
 def write_rollouts(folder: RunFolder, iteration: int, rollouts: Rollouts) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from rllib_gigpo.recording.provenance import command
@@ -37,8 +39,8 @@ class RecordingSettings(SettingsBase):
         Args:
             enabled: Whether there is a run folder.
             folder: Where; by default the trial's folder under Tune, else RLlib's log folder. Under
-                Tune each trial gets a folder of its own in it. A restored run goes on in its
-                folder.
+                Tune each trial gets a folder of its own in it. A relative one is below where the
+                config is made. A restored run goes on in its folder.
             every: Rollouts of every so many iterations are written; 0 writes none. Metrics are
                 always written.
             groups: Groups of an iteration whose rollouts are written, the first ones; None writes
@@ -47,6 +49,9 @@ class RecordingSettings(SettingsBase):
             trackers: "wandb", "mlflow", "trackio", or callables (content of run.json, run folder)
                 -> `rllib_gigpo.recording.trackers.Tracker`. TensorBoard files are always written.
         """
+        if isinstance(folder, str | Path) and str(folder):
+            # A trial of Tune works in a folder of Ray's that is gone after the session.
+            folder = os.path.abspath(os.path.expanduser(folder))
         values = {
             "record": enabled,
             "record_folder": folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tiny_models import Family, build_tiny_folder, forward_logps
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rllib_gigpo import GiGPO, LoRASettings
+from rllib_gigpo.checkpoints import Place, save_whole
 from rllib_gigpo.export import export, main
 from rllib_gigpo.learner import GiGPOTorchLearner
 from rllib_gigpo.models import materialize
@@ -56,7 +58,10 @@ class Trained:
         self.logps = logps_of(module_of(self.learner))
         assert np.abs(self.logps - start).mean() > 0.01
         self.checkpoint = folder
-        self.learner.save_to_path(folder / "learner_group" / "learner")
+        save_whole(
+            Place.of(folder),
+            lambda to: self.learner.save_to_path(to / "learner_group" / "learner"),
+        )
 
 
 @torch.no_grad()
@@ -194,6 +199,23 @@ class TestRefusals:
         with pytest.raises(SystemExit):
             main([str(checkpoint), str(tmp_path / "out")])
         assert "use kind='merged'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["a file is cut off", "the copy has no manifest"])
+def test_a_checkpoint_that_is_not_whole_is_refused_in_one_line(trained, tmp_path, capsys, damage):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained("llama", lora=False).checkpoint, copy)
+    if damage == "a file is cut off":
+        state = copy / "learner_group/learner/rl_module/default_policy/module_state.pkl"
+        state.write_bytes(state.read_bytes()[:-1])
+    else:
+        (copy / "manifest.json").unlink()
+    with pytest.raises(SystemExit):
+        main([str(copy), str(tmp_path / "out")])
+    told = capsys.readouterr().err
+    assert "is not whole" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_line_exports(trained, tmp_path, capsys):

@@ -100,8 +100,8 @@ def _config(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GiGP
         ("search_gigpo", "--retriever dense", "--retriever dense would encode the corpus in every"),
         (
             "webshop_gigpo",
-            '--engine-options {"max_num_seqs":4}',
-            '--engine-options {"max_num_seqs":4} with --engine transformers has no effect',
+            '--engine-options {"block_size":16}',
+            '--engine-options {"block_size":16} with --engine transformers has no effect',
         ),
         (
             "webshop_gigpo",
@@ -113,9 +113,18 @@ def _config(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GiGP
         (
             "webshop_gigpo",
             '--set {"omgea":1}',
-            "--set omgea: training(...) and llm(...) have no such setting; did you mean omega?",
+            "--set omgea: none of llm(...), training(...), agent(...), stepping(...), "
+            "watchdog(...), recording(...), fault_tolerance(...), learners(...), engines(...) has "
+            "such a setting; did you mean omega?",
         ),
         ("webshop_gigpo", '--set {"omega":1}', "--set omega: use --omega, which this example has"),
+        (
+            "webshop_gigpo",
+            '--set {"sharding":"fsdp"}',
+            "--set sharding: use --sharding, which this",
+        ),
+        # The run folder and the watchdog both have one.
+        ("webshop_gigpo", '--set {"enabled":false}', "--set enabled: none of llm(...), training"),
         (
             "webshop_gigpo",
             '--algo dapo --set {"clip_param":0.3}',
@@ -175,13 +184,29 @@ def test_a_sweep_refuses_what_would_do_nothing(arguments, sentence, monkeypatch)
         ),
         (
             "webshop_gigpo",
-            '--engine vllm --gpus-per-engine 0.5 --engine-options {"max_num_seqs":4}',
-            {"engine_num_gpus": 0.5, "engine_sleep": True, "engine_options": {"max_num_seqs": 4}},
+            '--engine vllm --gpus-per-engine 0.5 --engine-options {"block_size":16}',
+            {"engine_num_gpus": 0.5, "engine_sleep": True, "engine_options": {"block_size": 16}},
         ),
         (
             "webshop_gigpo",
             '--set {"lr":1e-5,"group_size":4,"max_prompt_tokens":99}',
             {"lr": 1e-5, "group_size": 4, "max_prompt_tokens": 99, "num_groups": 16},
+        ),
+        (
+            "webshop_gigpo",
+            '--set {"on_long_prompt":"end_episode","step_threads":8,"on_collapse":"stop",'
+            '"use_liger_kernel":true,"activation_checkpointing":true,"weight_sync":"ray",'
+            '"groups":2,"heartbeat_timeout_s":9}',
+            {
+                "on_long_prompt": "end_episode",
+                "step_threads": 8,
+                "on_collapse": "stop",
+                "use_liger_kernel": True,
+                "activation_checkpointing": True,
+                "weight_sync": "ray",
+                "record_groups": 2,
+                "heartbeat_timeout_s": 9,
+            },
         ),
         ("webshop_gigpo", "--trackers wandb trackio", {"trackers": ["wandb", "trackio"]}),
     ],
@@ -248,16 +273,22 @@ def test_an_environment_of_ones_own_has_its_own_profile(monkeypatch):
 def test_what_is_set_by_hand_holds_for_the_demo_too(monkeypatch):
     module = _module("webshop_gigpo", monkeypatch)
     # More than one GPU would be shared, which a demo without engines must not be.
-    words = ["--smoke", "--set", '{"lr":0.5}', "--engine=vllm", "--gpus-per-engine=0.5"]
+    given = '{"lr":0.5,"step_threads":2,"weight_sync":"ipc","offload_to_cpu":true}'
+    words = ["--smoke", "--set", given, "--engine=vllm", "--gpus-per-engine=0.5"]
     config = module.demo_config(module.parser.parse_args(words))
+    # What engines and several learners are told waits for the machine that has them.
+    config.learners(offload_to_cpu=False).engines(weight_sync="auto")
     config.validate()
-    assert (config.lr, config.num_groups, config.engine) == (0.5, 2, "transformers")
+    assert (config.lr, config.step_threads) == (0.5, 2)
+    assert (config.num_groups, config.engine) == (2, "transformers")
 
 
 @pytest.mark.parametrize(("gpus", "share"), [("0.5", 0.425), ("1", 0.85)])
 def test_an_engine_of_a_sweep_takes_its_part_of_a_gpu(gpus, share, monkeypatch):
     module = _module("sweep_gigpo", monkeypatch)
-    args = module.parse(["--engine=vllm", f"--gpus-per-engine={gpus}", "--gpus-per-learner=0.5"])
+    args = module.parse(
+        ["--engine=vllm", f"--gpus-per-engine={gpus}", "--num-gpus-per-learner=0.5"]
+    )
     config = module.sweep_config(args)
     config.validate()
     assert config.vllm_settings.gpu_memory_share == share

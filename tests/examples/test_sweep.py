@@ -111,7 +111,7 @@ def test_an_engine_takes_the_share_that_was_asked_for(monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(_SCRIPT.parent))
     module = importlib.import_module("sweep_gigpo")
     args = module.parse(
-        ["--engine=vllm", "--gpus-per-engine=0.5", "--gpus-per-learner=0.5", "--smoke"]
+        ["--engine=vllm", "--gpus-per-engine=0.5", "--num-gpus-per-learner=0.5", "--smoke"]
     )
     request = GiGPO.default_resource_request(module.sweep_config(args))
     # The trial itself with its learner, and the engine beside it.

@@ -92,7 +92,7 @@ def test_rllibs_settings_are_taken_or_refused_in_one_sentence(name):
 @example([("algorithm_config_overrides_per_module", {"default_policy": {}})])
 @example([("algorithm_config_overrides_per_module", {"default_policy": None})])
 @example([("engine", "vllm"), ("engine_num_gpus", 1.5)])
-@example([("engine", "vllm"), ("engine_options", {"max_num_seqs": "four"})])
+@example([("engine", "vllm"), ("engine_options", {"block_size": "four"})])
 def test_settings_that_make_sense_alone_are_taken_or_refused_by_name(changes):
     message = verdict(changes)
     assert message is None or names_one_of(message, changes), message

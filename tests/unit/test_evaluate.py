@@ -1,12 +1,16 @@
 """`rllib-gigpo evaluate` against a small OpenAI-compatible server and a tiny local model."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from rllib_gigpo import AgentProfile, ChatTemplate, NoMemory, TagParser
 from rllib_gigpo.evaluate.agents import PromptedAgent
@@ -19,6 +23,7 @@ from rllib_gigpo.registry import get_env_spec
 from rllib_gigpo.trained import find_checkpoint, playable, trained_as
 from rllib_gigpo.vision.files import picture_of_png
 from rllib_gigpo.vision.pictures import Gallery
+from rllib_gigpo_cli.app import app
 from rllib_gigpo_cli.parsers import evaluate_parser
 from tests.chat_server import ChatServer, echo_profile, serving
 from tests.ray_runs import weights_of
@@ -274,8 +279,13 @@ def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys
     limits = {"max_prompt_tokens": 64, "max_response_tokens": 4, "temperature": 0.0}
     assert settings["decoding"] == limits | always
 
+    # Whoever plays with it sees its prompts.
+    shown = CliRunner().invoke(app, ["play", "KeyDoor", f"--model={run}", "--max-steps=1"])
+    assert (shown.exit_code, "[user]\nlook: at" in shown.stdout) == (0, True)
+
     # Another environment has settings of its own; the limits are still the policy's.
     settings = played("local", "KeyDoorLocal", f"--model={run}", "--max-steps=2")
+    assert "it was trained on KeyDoor: what it says of that" in capsys.readouterr().out
     assert (settings["env_config"], settings["max_steps"]) == ({}, 2)
     assert settings["decoding"]["max_prompt_tokens"] == 64
 
@@ -303,7 +313,7 @@ def test_a_checkpoint_brings_environment_agent_and_limits(tmp_path: Path, capsys
 def test_an_environment_without_a_model_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["KeyDoor"])
-    assert "'KeyDoor' is no checkpoint: name the model" in capsys.readouterr().err
+    assert "'KeyDoor' is no checkpoint, nor a folder in which" in capsys.readouterr().err
 
 
 def test_the_newest_checkpoint_of_a_trial_is_found(tmp_path: Path):
@@ -319,6 +329,63 @@ def test_the_newest_checkpoint_of_a_trial_is_found(tmp_path: Path):
     assert find_checkpoint(found) == found
     with pytest.raises(ValueError, match=r"checkpoint_000010.* cannot be read"):
         trained_as(found)
+
+
+@pytest.mark.parametrize("below", ["", "trials"])
+def test_the_one_trial_of_a_run_that_has_trained_is_found(below, tmp_path: Path):
+    for name in ("GiGPO_a", "GiGPO_b"):
+        (tmp_path / below / name / "checkpoint_000000").mkdir(parents=True)
+    settings = "checkpoint_000000/class_and_ctor_args.pkl"
+    (tmp_path / below / "GiGPO_a" / settings).write_bytes(b"no pickle")
+    (tmp_path / below / "GiGPO_b" / "checkpoint_000000").rmdir()
+    found = tmp_path / below / "GiGPO_a" / "checkpoint_000000"
+    assert find_checkpoint(tmp_path) == found
+    # With two of them nobody can tell which one is meant.
+    (tmp_path / below / "GiGPO_b" / "checkpoint_000000").mkdir()
+    (tmp_path / below / "GiGPO_b" / settings).write_bytes(b"no pickle")
+    assert find_checkpoint(tmp_path) is None
+
+
+_OWN_ENVIRONMENT = """
+from dataclasses import replace
+
+from envs.key_door import KeyDoor
+from rllib_gigpo import ChatTemplate, register_llm_env
+from rllib_gigpo.agent.profiles.key_door import profile
+
+
+def asked():
+    return replace(profile(), prompt=ChatTemplate(user="own: {observation}"))
+
+
+register_llm_env("OnlyRegistered", lambda config: KeyDoor(**config), asked)
+"""
+
+
+def test_a_run_on_an_environment_that_a_script_registers_is_evaluated_as_it_was_trained(
+    tmp_path: Path, capsys
+):
+    script = tmp_path / "registering.py"
+    script.write_text(_OWN_ENVIRONMENT)
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import registering\n"
+        "from tests.tiny_runs import tiny_config\n"
+        "config = tiny_config().environment('OnlyRegistered').recording(enabled=False)\n"
+        "algorithm = config.build_algo()\n"
+        f"algorithm.save_to_path({str(tmp_path / 'kept')!r})\n"
+        "algorithm.stop()\n"
+    )
+    # In a process of its own: here nobody knows the name.
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    subprocess.run([sys.executable, train], env={**os.environ, "PYTHONPATH": paths}, check=True)
+    rest = ["--tasks=1", "--max-steps=1", "--quiet", f"--output={tmp_path / 'found'}"]
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "kept"), *rest])
+    assert "import what registers it, as in --import my_run.py" in capsys.readouterr().err
+    assert main([str(tmp_path / "kept"), f"--import={script}", *rest]) == 0
+    told = json.loads((tmp_path / "found" / "settings.json").read_text())
+    assert told["env"] == "OnlyRegistered"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

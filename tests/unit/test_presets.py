@@ -210,3 +210,10 @@ def test_a_trainable_of_a_name_takes_no_other_presets_settings():
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_valid_as_it_stands(name):
     GiGPOConfig.preset(name).environment("KeyDoor").llm(model="tiny").validate()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_algorithm_and_its_config_are_imported_from_the_package(name):
+    for made in (CONFIGS[name], ALGORITHMS[name]):
+        assert getattr(rllib_gigpo, made.__name__) is made
+        assert made.__name__ in rllib_gigpo.__all__

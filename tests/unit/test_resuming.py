@@ -205,6 +205,23 @@ class Failing(Scripted):
         self.num_stops += 1
 
 
+class Unstoppable(Failing):
+    """What ends it is followed by a tracker's server that is down."""
+
+    def stop(self) -> None:
+        super().stop()
+        raise ConnectionError("no server")
+
+
+def test_what_ended_a_run_is_not_hidden_by_what_fails_while_it_is_stopped(tmp_path, caplog):
+    config = Unstoppable(tmp_path, 2, fails=["train"])
+    with pytest.raises(ConnectionError):  # the second run has nothing else to tell
+        run(config, 2)
+    assert (config.fails, config.num_stops) == ([], 2)
+    assert "died (train) (failure 1 of at most" in caplog.text
+    assert "the run could not be stopped cleanly" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("fails", "stops"),
     [(["build"], 1), (["restore"], 2), (["train"], 2), (["build", "restore", "train"], 3)],

@@ -18,10 +18,15 @@ class Stage(GroupPlayer):
     Args:
         rounds: What comes back from each round, groups per runner; the last one repeats.
         is_up: Whether a runner is up after each round; the last one repeats.
+        start_limit_s: Seconds that a runner may take to be made.
     """
 
-    def __init__(self, rounds, is_up=(True,)):
-        config = SimpleNamespace(delay_between_env_runner_restarts_s=0.0, max_abandoned_threads=0)
+    def __init__(self, rounds, is_up=(True,), start_limit_s=0.0):
+        config = SimpleNamespace(
+            delay_between_env_runner_restarts_s=0.0,
+            max_abandoned_threads=0,
+            runner_start_limit_s=start_limit_s,
+        )
         super().__init__(config, SimpleNamespace(repeat=self._repeat), self._restore)
         self.rounds, self.is_up = list(rounds), list(is_up)
         self.asked, self.repeats = [], 0
@@ -70,6 +75,32 @@ def test_a_restart_that_takes_for_ever_is_not(monkeypatch):
     monkeypatch.setattr(group_player, "_RESTART_S", 0.0)
     with pytest.raises(RuntimeError, match="3 groups could not be played"):
         Stage([[]], is_up=[False]).perform()
+
+
+@pytest.mark.parametrize("start_limit_s", [3600.0, None])
+def test_all_runners_at_once_have_the_time_that_one_has_to_be_made(
+    start_limit_s, monkeypatch, caplog
+):
+    clock = iter(range(0, 100_000, 600))
+    monkeypatch.setattr(group_player, "time", SimpleNamespace(monotonic=clock.__next__, sleep=id))
+    # Two looks at the clock per round, which add up to an hour after the third.
+    stage = Stage([*[[]] * 3, [(0, 1, 2)]], [False, False, False, True], start_limit_s)
+    stage.perform()
+    limit = "4200 s" if start_limit_s else "inf s"
+    assert caplog.messages == [
+        f"no EnvRunner is left for 3 groups: waiting until Ray has made one again, {limit} at most"
+    ]
+    stage = Stage([[]], [False], start_limit_s=600.0)
+    with pytest.raises(RuntimeError, match="3 groups could not be played"):
+        stage.perform()
+
+
+def test_a_run_that_ends_plays_no_further_round():
+    stage = Stage([[(0,)], [(1,)], [(2,)]])
+    stage.close()
+    with pytest.raises(RuntimeError, match="the run has ended while this was being played"):
+        stage.perform()
+    assert len(stage.asked) == 1
 
 
 def test_dying_at_every_try_ends_the_run():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from rllib_gigpo.agent import AgentProfile, ChatTemplate
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.registry import register_llm_env
+from rllib_gigpo.validation import _OF_OTHER_SETTINGS, setting_faults
 from tests.fakes import Countdown
 
 
@@ -191,6 +194,14 @@ def test_several_updates_in_one_iteration_are_refused(name, value):
         (
             lambda c: c.training(old_logp="engine").llm(dtype="bfloat16"),
             ["old_logp='engine'", "dtype='bfloat16'", "old_logp='recompute'"],
+        ),
+        (
+            lambda c: c.engines(engine="vllm", engine_options={"num_gpus": 1}),
+            ["num_gpus", "setting of its own", "engines(engine_num_gpus=...)"],
+        ),
+        (
+            lambda c: c.engines(engine="vllm", engine_options={"max_num_batched_tokens": 1}),
+            ["no option 'max_num_batched_tokens'", "gpu_memory_utilization"],
         ),
         (lambda c: c.training(grad_clip_by="value"), ["grad_clip_by='value'", "'global_norm'"]),
         (lambda c: c.training(group_size=1), ["group_size=1", "at least 2"]),
@@ -438,3 +449,32 @@ def test_a_model_is_shared_by_learners_that_exist(setting, expected):
 @pytest.mark.parametrize(("learners", "gpus"), [(0, 0.5), (1, 0.5), (2, 0), (2, 1), (2, 2)])
 def test_learners_have_gpus_of_their_own_or_none(learners, gpus):
     config().learners(num_learners=learners, num_gpus_per_learner=gpus).validate()
+
+
+def test_every_field_of_an_engine_is_an_option_or_has_a_setting_of_its_own():
+    config = GiGPOConfig().environment("KeyDoor").llm(model="tiny", max_num_seqs=7)
+    config.engines(engine="vllm", engine_num_cpus=3).debugging(seed=5)
+    plain = config.vllm_settings
+    for field in fields(VLLMSettings):
+        config.engines(engine_options={field.name: getattr(plain, field.name)})
+        fault = next((str(f) for f in setting_faults(config)), None)
+        # What the config itself sets differs from the engine's own default here, or may.
+        assert (fault is None) == (field.name not in _OF_OTHER_SETTINGS), (field.name, fault)
+
+
+def test_a_relative_run_folder_is_where_the_config_was_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "made").mkdir()
+    monkeypatch.chdir(tmp_path / "made")
+    configs = [
+        GiGPOConfig().recording(folder=name) for name in ("runs/a", "~/a", "~no-such-user/a")
+    ]
+    # As in a trial of Tune, which works elsewhere.
+    monkeypatch.chdir(tmp_path)
+    assert [config.record_folder for config in configs] == [
+        str(tmp_path / "made" / "runs" / "a"),
+        "/home/me/a",
+        str(tmp_path / "made" / "~no-such-user" / "a"),
+    ]
+    with pytest.raises(ValueError, match="recording\\(folder=''\\): expected a path"):
+        GiGPOConfig().environment("KeyDoor").llm(model="tiny").recording(folder="").validate()
