@@ -28,7 +28,7 @@ class GiGPOConfig(DerivedSettings):
         ...     GiGPOConfig()
         ...     .environment("KeyDoor")
         ...     .llm(model="tiny", max_prompt_tokens=64, max_response_tokens=8)
-        ...     .training(num_groups=16, group_size=8, omega=1.0, gamma=0.95, f_norm="std", lr=1e-3)
+        ...     .training(num_groups=16, group_size=8, omega=1.0, gamma=0.95, f_norm="std", lr=5e-4)
         ... )
         >>> algorithm = config.build_algo()
         >>> algorithm.train()["env_runners"]["success_rate"]

@@ -130,9 +130,11 @@ class Game:
         check_observations(self.name, observations)
         check_infos(self.name, infos)
         earned = check_rewards(self.name, rewards, actions)
-        flagged = {agent for flags in (terminated, truncated) for agent in flags if flags[agent]}
-        acting = {a: observation for a, observation in observations.items() if a not in flagged}
-        self.ended = (self.ended | flagged - {ALL_AGENTS}) - set(acting)
+        done, cut = ({a for a, flag in f.items() if flag} for f in (terminated, truncated))
+        acting = {a: shown for a, shown in observations.items() if a not in done | cut}
+        # Whoever is cut off together with the team has not ended by itself.
+        alone = done if ALL_AGENTS in cut else done | cut
+        self.ended = (self.ended | alone - {ALL_AGENTS}) - set(acting)
         self.terminated, self.truncated = bool(terminated[ALL_AGENTS]), bool(truncated[ALL_AGENTS])
         self._last_infos.update(infos)
         return Outcome(dict(observations), earned, dict(infos), acting)

@@ -81,6 +81,16 @@ class GiGPO(WholeCheckpoints):
         check_name(self.get_default_config(), config)
         with naming_memory("setup", config), made_in_time(_limit_of_runners(config)):
             super().setup(config)
+        try:
+            self._connect()
+        except BaseException:
+            # Whoever tries again would find their CPUs and GPUs taken.
+            with suppress(Exception):
+                self.cleanup()
+            raise
+
+    def _connect(self) -> None:
+        """Watch the EnvRunners, start the engines, and bring them the learner's weights."""
         trains_locally = self.env_runner_group.num_remote_workers() == 0
         if trains_locally and isinstance(self.eval_env_runner, LLMEnvRunner):
             self.eval_env_runner.share_engine(local_runner(self.env_runner_group))
@@ -95,16 +105,6 @@ class GiGPO(WholeCheckpoints):
                 self.config.heartbeat_timeout_s,
                 start_limit_s=self.config.runner_start_limit_s,
             )
-        try:
-            self._connect(groups)
-        except BaseException:
-            # Whoever tries again would find their CPUs and GPUs taken.
-            with suppress(Exception):
-                self.cleanup()
-            raise
-
-    def _connect(self, groups: Sequence[EnvRunnerGroup]) -> None:
-        """Start the engines, bring them the learner's weights, and watch what will happen."""
         with naming_memory("engines", self.config):
             self.weights = WeightSync(
                 self.config, groups, self.first_learner, self.learner_group.is_local

@@ -55,6 +55,11 @@ def import_places(places: Iterable[str]) -> None:
         import_place(place)
 
 
+def folders_of(places: Iterable[str]) -> list[str]:
+    """Return the folders of the files among the places, where their neighbours lie."""
+    return [str(Path(place).absolute().parent) for place in places if place.endswith(".py")]
+
+
 def _look_in(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

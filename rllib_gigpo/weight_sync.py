@@ -31,6 +31,7 @@ from rllib_gigpo.engines import model_folders
 from rllib_gigpo.engines.base import Completion, Engine, Request
 from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.published import Published, check_held
+from rllib_gigpo.engines.roads import share_one_gpu
 from rllib_gigpo.env_runner import LLMEnvRunner
 from rllib_gigpo.probe import TOLERANCE, check_probe, probe_prompt, probe_request
 
@@ -65,6 +66,7 @@ class WeightSync:
         self.frozen = never_trained(config)
         self._groups = list(runner_groups)
         self._first_learner = first_learner
+        self._learner_is_local = learner_is_local
         self.seconds: dict[str, float] = {}
         self._published: dict[str, Published] = {}
         self._version = -1
@@ -83,6 +85,8 @@ class WeightSync:
         """Start the engine actors, or return None where engines live in the runners."""
         if self.config.engine != "vllm":
             return None
+        if self._learner_is_local and ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
+            check_learner_of_driver(self.config)
         from rllib_gigpo.engines.vllm.remote import RemoteVLLMEngine
 
         return RemoteVLLMEngine.start(
@@ -258,6 +262,24 @@ def _everywhere(runners: EnvRunnerGroup, method: str, *args: Any) -> list[Any]:
     return runners.foreach_env_runner(
         lambda runner: getattr(runner, method)(*args), local_env_runner=False
     )
+
+
+def check_learner_of_driver(config: GiGPOConfig) -> None:
+    """Refuse a learner in the main process whose GPU Ray would give to an engine as well.
+
+    A process that Ray did not start has reserved nothing: its learner takes the first GPU, which
+    for Ray is free.
+
+    Raises:
+        ValueError: Learner and engines ask for GPUs that they do not share.
+    """
+    learner, engine = config.num_gpus_per_learner or 0, config.engine_num_gpus
+    if learner > 0 and engine > 0 and not share_one_gpu(config):
+        raise ValueError(
+            f"num_gpus_per_learner={learner} and engine_num_gpus={engine} with num_learners=0 "
+            "outside Tune: Ray reserves no GPU for a learner in the main process, and gives an "
+            "engine the same one; set learners(num_learners=1)"
+        )
 
 
 def never_trained(config: GiGPOConfig) -> frozenset[str]:

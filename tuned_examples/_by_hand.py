@@ -21,6 +21,14 @@ FLAGS = {
     "f_norm": "--f-norm",
     "anchor": "--anchor",
     "similarity_threshold": "--similarity-threshold",
+    "num_learners": "--num-learners",
+    "num_gpus_per_learner": "--num-gpus-per-learner",
+    "num_cpus_per_learner": "--num-cpus-per-learner",
+    "num_env_runners": "--num-env-runners",
+    "evaluation_interval": "--evaluation-interval",
+    "evaluation_duration": "--evaluation-duration",
+    "evaluation_num_env_runners": "--evaluation-num-env-runners",
+    "seed": "--seed",
     "engine": "--engine",
     "num_engines": "--num-engines",
     "engine_num_gpus": "--gpus-per-engine",
@@ -29,7 +37,16 @@ FLAGS = {
     "folder": "--results",
     "trackers": "--trackers",
 }
-_METHODS = ("llm", "training", "agent", "stepping", "watchdog", "recording", "fault_tolerance")
+_METHODS = (
+    "llm",
+    "training",
+    "agent",
+    "stepping",
+    "evaluation",
+    "watchdog",
+    "recording",
+    "fault_tolerance",
+)
 # A demo runs on one machine, with neither engines nor several learners.
 _OF_THE_MACHINE = ("learners", "engines")
 
@@ -57,7 +74,7 @@ def set_by_hand(
             setting.
     """
     own = json_object(given, "--set", "settings")
-    methods = _method_of_each(config)
+    methods = _methods_of_each(config)
     chosen: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in own.items():
         if name in flags:
@@ -68,12 +85,16 @@ def set_by_hand(
                 f"{preset.settings[name]!r} is what makes this algorithm; leave it out, or use "
                 "another --algo"
             )
+        if len(methods.get(name, [])) > 1:
+            raise ValueError(
+                f"--set {name}: {' and '.join(methods[name])} have one each; set it in a script"
+            )
         if name not in methods:
             near = difflib.get_close_matches(name, methods, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             known = ", ".join(f"{method}(...)" for method in (*_METHODS, *_OF_THE_MACHINE))
             raise ValueError(f"--set {name}: none of {known} has such a setting{hint}")
-        chosen[methods[name]][name] = value
+        chosen[methods[name][0]][name] = value
     for method, values in chosen.items():
         if not (is_demo and method in _OF_THE_MACHINE):
             getattr(config, method)(**values)
@@ -84,15 +105,15 @@ def names_set(given: str) -> set[str]:
     return set(json_object(given, "--set", "settings"))
 
 
-def _method_of_each(config: GiGPOConfig) -> dict[str, str]:
-    """Return the method that takes a setting, of those that one method alone takes."""
+def _methods_of_each(config: GiGPOConfig) -> dict[str, list[str]]:
+    """Return the methods that take a setting of a name, for every such name."""
     takers: defaultdict[str, list[str]] = defaultdict(list)
     for method in (*_METHODS, *_OF_THE_MACHINE):
         for name in _arguments(getattr(config, method)):
             takers[name].append(method)
     for name in _arguments(AlgorithmConfig.training) - set(takers):
         takers[name].append("training")
-    return {name: methods[0] for name, methods in takers.items() if len(methods) == 1}
+    return takers
 
 
 def _arguments(method: Callable[..., Any]) -> set[str]:

@@ -103,7 +103,7 @@ def run_example(
         return
     # A tiny model gains nothing from more threads and leaves room for others.
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // (2 if args.smoke else 1)))
-    config = demo(args)
+    config = demo_settings(args, demo)
     config.validate()
     config.llm(model=str(_warm_start(config, policy_of, Path(args.results).absolute())), options={})
     if not ray.is_initialized():
@@ -136,9 +136,13 @@ def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
             engine="transformers",
             num_engines=1,
             engine_num_gpus=0.0,
+            engine_num_cpus=1.0,
             engine_sleep=False,
             engine_options={},
+            weight_sync="auto",
+            probe_tolerance=None,
         )
+        .learners(offload_to_cpu=False, use_liger_kernel=False, activation_checkpointing=False)
         .llm(
             model=args.model or tiny,
             dtype="float32" if is_tiny else "bfloat16",
@@ -156,6 +160,12 @@ def cut_down(config: GiGPOConfig, args: argparse.Namespace) -> GiGPOConfig:
             micro_batch_tokens=4096,
         )
     )
+    return config
+
+
+def demo_settings(args: argparse.Namespace, demo: ConfigOf) -> GiGPOConfig:
+    """Return the settings of a demo, with what `--set` says on top."""
+    config = demo(args)
     set_by_hand(config, args.set, get_preset(args.algo), is_demo=True)
     return config
 

@@ -222,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Sweep, tabulate, draw."""
     args = parse(arguments)
     check_results(args.results)
+    sweep_config(args).validate()
     folder = Path(args.results).absolute()
     wanted = {name: value for name, value in vars(args).items() if name not in _FREE}
     claim(folder, "arguments.json", wanted, option="--results")

@@ -1,6 +1,7 @@
 """What changes rewards before any return is taken, and the KL coefficient that does so."""
 
 import math
+import sys
 
 import numpy as np
 
@@ -39,7 +40,8 @@ def adapted_kl_coeff(
 
     Source: Ziegler et al., arXiv 1909.08593, Sec. 2.2, with the relative error of the KL held in
     [-0.2, 0.2]. Their factor 1 + error * rows / horizon is the first order of the one here,
-    exp(error * rows / horizon), which stays positive however many rows an update has.
+    exp(error * rows / horizon), which stays positive however many rows an update has. One update
+    makes the coefficient at most e times as large, or as small.
 
     Args:
         coeff: The present coefficient.
@@ -52,4 +54,5 @@ def adapted_kl_coeff(
         The next coefficient.
     """
     error = min(max(kl / target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
-    return coeff * math.exp(error * num_rows / horizon)
+    change = min(max(error * num_rows / horizon, -1.0), 1.0)
+    return max(coeff * math.exp(change), sys.float_info.min)

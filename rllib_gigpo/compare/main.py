@@ -50,10 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from rllib_gigpo.claims import claim
     from rllib_gigpo.compare.runs import planned_runs, read_results, train_all
+    from rllib_gigpo.imports import import_places
 
     output = Path(args.output).absolute()
     (output / "runs").mkdir(parents=True, exist_ok=True)
     try:
+        import_places(args.imports)
         runs = planned_runs(args.algos.split(","), args.seeds, args.env_steps)
         config_of = _own(args.config) if args.config else _named(args, output)
         for run in runs:
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             include_dashboard=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", **_import_path(args)}},
             **alone,
         )
     start = time.perf_counter()
@@ -93,6 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     env = config_of(runs[0].algo, 0).env
     write_comparison(read_results(runs, output / "runs"), args.env_steps, output, str(env))
     return 0
+
+
+def _import_path(args: argparse.Namespace) -> dict[str, str]:
+    """Return where workers look for the files that were named, besides where they always do."""
+    from rllib_gigpo.imports import folders_of
+
+    config = [args.config.rpartition(":")[0]] if args.config else []
+    paths = [*folders_of([*args.imports, *config]), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -142,9 +153,7 @@ def _named(args: argparse.Namespace, output: Path) -> ConfigOf:
     from rllib_gigpo.commands import json_object, open_env
     from rllib_gigpo.compare.start import starting_model
     from rllib_gigpo.config import GiGPOConfig
-    from rllib_gigpo.imports import import_places
 
-    import_places(args.imports)
     _, profile, env_config = open_env(args.env, args.env_config, args.profile)
     own = json_object(args.set, "--set", "arguments of training(...)")
     is_tiny = args.model == "tiny"

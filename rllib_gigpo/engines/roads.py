@@ -18,8 +18,9 @@ def choose_road(config: Any) -> Road:
     Args:
         config: The algorithm's settings. "auto" takes the object store where an engine or the
             learner is on a CPU, where each learner holds a part of the model, and for adapters,
-            which are small; IPC where learner and engine each ask Ray for a part of one GPU; NCCL
-            elsewhere.
+            which are small; IPC where learner and all engines fit on one GPU by the parts of it
+            that they ask Ray for; NCCL where no two of them can be on the same; else the object
+            store again.
     """
     if config.weight_sync != "auto":
         return config.weight_sync
@@ -27,7 +28,9 @@ def choose_road(config: Any) -> Road:
     is_whole = config.lora is None and config.sharding == "replicate"
     if config.engine != "vllm" or not is_whole or not on_gpus:
         return "ray"
-    return "ipc" if _share_a_gpu(config) else "nccl"
+    if share_one_gpu(config):
+        return "ipc"
+    return "nccl" if _have_their_own(config) else "ray"
 
 
 def check_road(config: Any) -> None:
@@ -60,20 +63,36 @@ def check_road(config: Any) -> None:
                 f"{prefix}moves weights from GPU to GPU, but {name}={getattr(config, name)}: give "
                 f"learner and engines GPUs{cure}"
             )
-    shares = _share_a_gpu(config)
-    if road == "nccl" and shares:
+    parts = (
+        f"with num_gpus_per_learner={config.num_gpus_per_learner}, engine_num_gpus="
+        f"{config.engine_num_gpus} and {_num_engines(config)} engines in all"
+    )
+    if road == "nccl" and not _have_their_own(config):
         raise ValueError(
-            f"{prefix}with num_gpus_per_learner={config.num_gpus_per_learner} and "
-            f"engine_num_gpus={config.engine_num_gpus}: two members of an NCCL group cannot share "
-            "a GPU; give each a whole one, or use weight_sync='ipc'"
+            f"{prefix}{parts}: two members of an NCCL group cannot share a GPU; give each a whole "
+            "one, or use weight_sync='auto'"
         )
-    if road == "ipc" and not shares:
+    if road == "ipc" and not share_one_gpu(config):
         raise ValueError(
-            f"{prefix}with num_gpus_per_learner={config.num_gpus_per_learner} and "
-            f"engine_num_gpus={config.engine_num_gpus}: only processes on one GPU can do so; give "
-            "both a fraction of it, such as 0.5, or use weight_sync='nccl'"
+            f"{prefix}{parts}: only processes on one GPU can do so; give learner and engines "
+            "fractions of it that come to 1 at most, or use weight_sync='auto'"
         )
 
 
-def _share_a_gpu(config: Any) -> bool:
-    return config.engine_num_gpus < 1 and config.num_gpus_per_learner < 1
+def share_one_gpu(config: Any) -> bool:
+    """Return whether learner and all engines, which ask for GPUs, fit on one."""
+    return _fit(config.num_gpus_per_learner + config.engine_num_gpus * _num_engines(config))
+
+
+def _have_their_own(config: Any) -> bool:
+    """Return whether neither two engines nor learner and engine can get the same GPU."""
+    engines_apart = config.engine_num_gpus >= 1 or _num_engines(config) == 1
+    return engines_apart and not _fit(config.num_gpus_per_learner + config.engine_num_gpus)
+
+
+def _fit(gpus: float) -> bool:
+    return round(gpus, 4) <= 1  # as finely as Ray counts
+
+
+def _num_engines(config: Any) -> int:
+    return config.num_engines * len(config.module_ids)

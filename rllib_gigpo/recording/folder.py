@@ -26,6 +26,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,15 @@ class RunFolder:
             lines = read_lines(file) if file.exists() else []
             later = [line for line in lines if line["iteration"] > iteration]
             if later:
-                write_lines(place / file.name, later)
-                write_lines(file, [line for line in lines if line["iteration"] <= iteration])
+                try:
+                    write_lines(place / file.name, later)
+                    write_lines(file, [line for line in lines if line["iteration"] <= iteration])
+                except OSError:
+                    # They are still where they were; another try would add a second copy.
+                    (place / file.name).unlink(missing_ok=True)
+                    with suppress(OSError):
+                        place.rmdir()
+                    raise
         for path in sorted(self.rollouts.iterdir()) if self.rollouts.is_dir() else ():
             name = _ROLLOUT.fullmatch(path.name)
             if name and int(name.group(1)) > iteration:

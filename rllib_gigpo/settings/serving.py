@@ -98,8 +98,9 @@ class ServingSettings(SettingsBase):
             max_response_tokens: Limit of a response.
             temperature: Of the training rollouts.
             eval_temperature: Of evaluation; 0 is greedy.
-            top_p: Nucleus mass of the training rollouts.
-            top_k: Tokens kept in the training rollouts; 0 keeps all.
+            top_p: Nucleus mass of the training rollouts; anything but 1 is refused, see `top_k`.
+            top_k: Tokens kept in the training rollouts; 0 keeps all, and anything else is refused:
+                the learner's log-probabilities are over the whole vocabulary.
             max_num_seqs: Sequences that an engine decodes at once.
         """
         values = dict(locals())

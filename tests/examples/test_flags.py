@@ -1,6 +1,7 @@
 """Flags of the tuned examples: each does something, or is refused in one sentence."""
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,8 +115,8 @@ def _config(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GiGP
             "webshop_gigpo",
             '--set {"omgea":1}',
             "--set omgea: none of llm(...), training(...), agent(...), stepping(...), "
-            "watchdog(...), recording(...), fault_tolerance(...), learners(...), engines(...) has "
-            "such a setting; did you mean omega?",
+            "evaluation(...), watchdog(...), recording(...), fault_tolerance(...), learners(...), "
+            "engines(...) has such a setting; did you mean omega?",
         ),
         ("webshop_gigpo", '--set {"omega":1}', "--set omega: use --omega, which this example has"),
         (
@@ -124,7 +125,7 @@ def _config(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GiGP
             "--set sharding: use --sharding, which this",
         ),
         # The run folder and the watchdog both have one.
-        ("webshop_gigpo", '--set {"enabled":false}', "--set enabled: none of llm(...), training"),
+        ("webshop_gigpo", '--set {"enabled":false}', "--set enabled: watchdog and recording have"),
         (
             "webshop_gigpo",
             '--algo dapo --set {"clip_param":0.3}',
@@ -196,7 +197,7 @@ def test_a_sweep_refuses_what_would_do_nothing(arguments, sentence, monkeypatch)
             "webshop_gigpo",
             '--set {"on_long_prompt":"end_episode","step_threads":8,"on_collapse":"stop",'
             '"use_liger_kernel":true,"activation_checkpointing":true,"weight_sync":"ray",'
-            '"groups":2,"heartbeat_timeout_s":9}',
+            '"groups":2,"heartbeat_timeout_s":9,"evaluation_samples_per_task":3}',
             {
                 "on_long_prompt": "end_episode",
                 "step_threads": 8,
@@ -206,6 +207,7 @@ def test_a_sweep_refuses_what_would_do_nothing(arguments, sentence, monkeypatch)
                 "weight_sync": "ray",
                 "record_groups": 2,
                 "heartbeat_timeout_s": 9,
+                "evaluation_samples_per_task": 3,
             },
         ),
         ("webshop_gigpo", "--trackers wandb trackio", {"trackers": ["wandb", "trackio"]}),
@@ -273,14 +275,38 @@ def test_an_environment_of_ones_own_has_its_own_profile(monkeypatch):
 def test_what_is_set_by_hand_holds_for_the_demo_too(monkeypatch):
     module = _module("webshop_gigpo", monkeypatch)
     # More than one GPU would be shared, which a demo without engines must not be.
-    given = '{"lr":0.5,"step_threads":2,"weight_sync":"ipc","offload_to_cpu":true}'
-    words = ["--smoke", "--set", given, "--engine=vllm", "--gpus-per-engine=0.5"]
-    config = module.demo_config(module.parser.parse_args(words))
+    given = {"lr": 0.5, "step_threads": 2, "on_long_prompt": "end_episode"}
     # What engines and several learners are told waits for the machine that has them.
-    config.learners(offload_to_cpu=False).engines(weight_sync="auto")
+    given |= {"weight_sync": "ipc", "offload_to_cpu": True, "use_liger_kernel": True}
+    words = ["--smoke", "--set", json.dumps(given), "--engine=vllm", "--gpus-per-engine=0.5"]
+    args = module.parser.parse_args(words)
+    config = importlib.import_module("_shared").demo_settings(args, module.demo_config)
     config.validate()
     assert (config.lr, config.step_threads) == (0.5, 2)
+    assert config.on_long_prompt == "end_episode"
     assert (config.num_groups, config.engine) == (2, "transformers")
+
+
+def test_a_sweep_takes_other_settings_and_an_agent(monkeypatch):
+    module = _module("sweep_gigpo", monkeypatch)
+    given = ["--set", '{"max_prompt_tokens":99,"on_long_prompt":"end_episode"}']
+    agent = ["--profile", "rllib_gigpo.agent.profiles.sokoban:profile"]
+    config = module.sweep_config(module.parse([*given, *agent]))
+    config.validate()
+    assert (config.max_prompt_tokens, config.on_long_prompt) == (99, "end_episode")
+    assert config.agent_profile.prompt == sokoban_profile().prompt
+    engines = ["--engine=vllm", "--engine-options", '{"block_size":16}']
+    assert module.sweep_config(module.parse(engines)).engine_options["block_size"] == 16
+    with pytest.raises(ValueError, match="--set omega: use --omegas, which this example has"):
+        module.sweep_config(module.parse(["--set", '{"omega":1}']))
+
+
+def test_a_sweep_that_cannot_start_claims_no_folder(tmp_path, monkeypatch):
+    module = _module("sweep_gigpo", monkeypatch)
+    for wrong in ('{"omgea":1}', '{"lr":-1}'):
+        with pytest.raises(ValueError, match=r"omgea|lr=-1"):
+            module.main([f"--results={tmp_path / 'sweep'}", "--set", wrong])
+    assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(("gpus", "share"), [("0.5", 0.425), ("1", 0.85)])

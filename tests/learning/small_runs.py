@@ -22,7 +22,7 @@ def small_config(preset: str, model: Path | str = "tiny", **training: Any) -> Gi
     settings = {
         "num_groups": EPISODES // group_size,
         "group_size": group_size,
-        "lr": 7e-4,
+        "lr": 4e-4,
         "critic_lr": 7e-4,
         "adam_betas": (0.9, 0.99),
         "weight_decay": 0.0,

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 MARGIN = 0.2
 # GSPO's narrow clip (3e-4 / 4e-4) lets each optimizer step move the policy a little.
 ITERATIONS = {"gspo": 14}
+TRAINING = {"gspo": {"lr": 7e-4}}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,8 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_learns(preset, model):
-    before, after, results = learn(small_config(preset, model), ITERATIONS.get(preset, 8))
+    config = small_config(preset, model, **TRAINING.get(preset, {}))
+    before, after, results = learn(config, ITERATIONS.get(preset, 8))
     assert 0.3 < before < 0.7
     assert after >= before + MARGIN
     found = results[0]["learners"]["default_policy"]

@@ -1,5 +1,7 @@
 """Estimators beyond GiGPO, GRPO and RLOO, and what shapes their rewards: hand-computed."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -199,10 +201,17 @@ class TestShaping:
         found = adapted_kl_coeff(0.5, kl, target=0.1, horizon=1000, num_rows=100)
         assert found == pytest.approx(expected, abs=1e-7)
 
-    @pytest.mark.parametrize("num_rows", [50_000, 60_000, 10_000_000])
-    def test_the_kl_coefficient_stays_positive_whatever_the_number_of_rows(self, num_rows):
-        # With 1 + error * rows / horizon it is 0 for ever from 50,000 rows, and negative beyond.
-        assert adapted_kl_coeff(0.01, 0.0, target=0.1, horizon=10_000, num_rows=num_rows) > 0
+    @pytest.mark.parametrize(("kl", "factor"), [(0.0, math.exp(-1)), (9.0, math.e)])
+    @pytest.mark.parametrize("num_rows", [5, 6, 10_000])
+    def test_the_kl_coefficient_stays_positive_whatever_the_number_of_rows(
+        self, num_rows, kl, factor
+    ):
+        # With 1 + error * rows / horizon it is 0 for ever from 5 rows, and negative beyond.
+        coeff = adapted_kl_coeff(0.01, kl, target=0.1, horizon=1, num_rows=num_rows)
+        assert coeff == pytest.approx(0.01 * factor)
+        for _ in range(1000):
+            coeff = adapted_kl_coeff(coeff, 0.0, target=0.1, horizon=1, num_rows=num_rows)
+        assert coeff > 0
 
 
 class TestRegistry:

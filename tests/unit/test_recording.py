@@ -422,16 +422,25 @@ def record(algorithm: Any, number: int) -> None:
     algorithm.recorder.on_train_result(algorithm=algorithm, result={"env_runners": {}})
 
 
-def test_a_full_disk_at_a_turn_back_stops_nothing_and_mixes_no_branches(tmp_path, monkeypatch):
+@pytest.mark.parametrize("room_for", [0, 1])
+def test_a_full_disk_at_a_turn_back_stops_nothing_and_mixes_no_branches(
+    room_for, tmp_path, monkeypatch
+):
     algorithm, recorder = recorder_of(tmp_path)
     for number in (1, 2, 3):
         record(algorithm, number)
 
-    def full(self, iteration):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    written = []
+
+    def full(path, rows):
+        # The copy of what is laid aside may still fit, the file without it does not.
+        written.append(path)
+        if path.name == "metrics.jsonl" and len(written) % 2 == room_for:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_lines(path, rows)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "cut", full)
+        patched.setattr("rllib_gigpo.recording.folder.write_lines", full)
         recorder.begin(1)
         record(algorithm, 2)
         # The old branch is still there, whole, and nothing of the new one beside it.

@@ -21,23 +21,43 @@ def config_of(learner_gpus: float = 0, engine_gpus: float = 0, **engines: Any) -
 
 
 @pytest.mark.parametrize(
-    ("learner_gpus", "engine_gpus", "road"),
+    ("learner_gpus", "engine_gpus", "num_engines", "road"),
     [
-        (0, 0, "ray"),
-        (1, 0, "ray"),
-        (0, 1, "ray"),
-        (0.5, 0.5, "ipc"),
-        (1, 1, "nccl"),
-        (1, 0.5, "nccl"),
-        (0.5, 2, "nccl"),
+        (0, 0, 1, "ray"),
+        (1, 0, 1, "ray"),
+        (0, 1, 1, "ray"),
+        (0.5, 0.5, 1, "ipc"),
+        (1, 1, 1, "nccl"),
+        (1, 0.5, 1, "nccl"),
+        (0.5, 2, 1, "nccl"),
+        (1, 1, 4, "nccl"),
+        # The engines may share a GPU that is not the learner's.
+        (1, 0.5, 2, "ray"),
+        # One engine shares the learner's GPU, the other has another one.
+        (0.5, 0.5, 2, "ray"),
+        (0.25, 0.25, 3, "ipc"),
+        # 1.0000000000000002 in floating point.
+        (0.09, 0.07, 13, "ipc"),
+        # Fractions, but no two of them fit on one GPU.
+        (0.7, 0.7, 1, "nccl"),
     ],
 )
-def test_auto_takes_the_road_that_the_gpus_allow(learner_gpus, engine_gpus, road):
+def test_auto_takes_the_road_that_the_gpus_allow(learner_gpus, engine_gpus, num_engines, road):
     options = {"tensor_parallel_size": engine_gpus} if engine_gpus > 1 else {}
-    config = config_of(learner_gpus, engine_gpus, engine_options=options)
+    config = config_of(learner_gpus, engine_gpus, num_engines=num_engines, engine_options=options)
     config.validate()
     assert config.weight_road == road
     assert config.vllm_settings.weight_transfer == (None if road == "ray" else road)
+
+
+def test_the_engines_of_all_policies_count():
+    def of_policies(*gpus: float) -> GiGPOConfig:
+        return config_of(*gpus).multi_agent(policies={"a", "b"})
+
+    assert of_policies(1, 0.5).weight_road == "ray"
+    assert of_policies(0.5, 0.5).weight_road == "ray"
+    assert of_policies(0.5, 0.25).weight_road == "ipc"
+    assert of_policies(1, 1).weight_road == "nccl"
 
 
 def test_adapters_and_in_process_engines_take_the_store():
@@ -62,6 +82,14 @@ def test_a_road_that_is_asked_for_is_taken(road):
         (config_of(0, 1, weight_sync="ipc"), "num_gpus_per_learner=0"),
         (config_of(0.5, 0.5, weight_sync="nccl"), "cannot share a GPU"),
         (config_of(1, 0.5, weight_sync="ipc"), "only processes on one GPU"),
+        (
+            config_of(1, 0.5, weight_sync="nccl", num_engines=2),
+            "engine_num_gpus=0.5 and 2 engines in all: two members of an NCCL group cannot share",
+        ),
+        (
+            config_of(0.5, 0.5, weight_sync="ipc", num_engines=2),
+            "2 engines in all: only processes on one GPU can do so; give learner and engines",
+        ),
         (
             config_of(0.3, 0.3, weight_sync="ipc").learners(num_learners=2),
             "num_gpus_per_learner=0.3 with num_learners=2",

@@ -265,3 +265,15 @@ def test_an_agent_that_ended_by_itself_leaves_no_state_for_a_critic(shown):
     (episode,) = stage.play(task())
     last = {agent: words(one.observations[len(one)]) for agent, one in single(episode).items()}
     assert last == {"a": "<user> left 1 <assistant>", "b": ""}
+
+
+@pytest.mark.parametrize("settings", [{"horizon": 4}, {"max_episode_steps": 2}])
+def test_a_team_that_is_cut_off_leaves_every_agent_a_state_for_a_critic(settings):
+    # KeyDoorTeam marks every agent of a team that has run out of time.
+    limit = settings.pop("max_episode_steps", None)
+    stage = Stage("nonsense", make=lambda: KeyDoorTeam(**settings), max_episode_steps=limit)
+    stage.settings = replace(stage.settings, keep_last_prompts=True)
+    (episode,) = stage.play(task(env_seed=4))
+    assert episode.is_truncated
+    for one in single(episode).values():
+        assert words(one.observations[len(one)]).startswith("<user> at")

@@ -107,7 +107,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> LittleRay:
     little = LittleRay()
     monkeypatch.setattr(remote, "ray", little)
     monkeypatch.setattr(remote, "actors", little.actors)
-    monkeypatch.setattr(remote, "_RESTART_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(remote, "_START_TIMEOUT_S", 1.0)
     return little
 
 

@@ -156,6 +156,8 @@ class VLLMEngine:
     ) -> None:
         """Serve a policy with a LoRA adapter; see `Engine.load_adapter`.
 
+        An engine that sleeps takes back only the memory of the weights, adapters included.
+
         Raises:
             EngineError: Also when the engine was started without `enable_lora`.
         """
@@ -296,7 +298,7 @@ class VLLMEngine:
     ) -> None:
         self._make_room(policy_id, policy)
         try:
-            policy.llm.collective_rpc(partial(load_into_worker, tensors=tensors))
+            _on_workers(policy, load_into_worker, tensors=tensors)
         except Exception as error:  # the weights may be half old, half new
             raise EngineDiedError(f"loading weights of {policy_id!r} failed: {error}") from error
         policy.adapter = None  # vLLM drops adapters with the base weights that they adapt
@@ -327,13 +329,16 @@ class VLLMEngine:
     def _load_adapter(
         self, policy_id: str, policy: _Policy, adapter: _Adapter, version: int
     ) -> None:
-        self._settle(policy_id, policy)
+        self._make_room(policy_id, policy)
         try:
             policy.llm.add_lora(adapter.request)
+            if policy.adapter is not None:
+                policy.llm.remove_lora(policy.adapter.request.lora_int_id)
         except ValueError as error:
             raise EngineError(f"vLLM refuses the adapter of {policy_id!r}: {error}") from error
-        if policy.adapter is not None:
-            policy.llm.remove_lora(policy.adapter.request.lora_int_id)
+        except Exception as error:  # after an error of the GPU nothing here computes any more
+            message = f"loading the adapter of {policy_id!r} failed: {error}"
+            raise EngineDiedError(message) from error
         policy.adapter = adapter
         policy.version = version
 
@@ -341,14 +346,12 @@ class VLLMEngine:
         if policy.adapter is None:
             found = policy.llm.collective_rpc(weight_checksums)
         else:
-            number = policy.adapter.request.lora_int_id
-            found = policy.llm.collective_rpc(
-                partial(
-                    adapter_checksums,
-                    number=number,
-                    tensors=policy.adapter.tensors,
-                    scale=policy.adapter.scale,
-                )
+            found = _on_workers(
+                policy,
+                adapter_checksums,
+                number=policy.adapter.request.lora_int_id,
+                tensors=policy.adapter.tensors,
+                scale=policy.adapter.scale,
             )
         first, *others = found
         return {
@@ -390,3 +393,9 @@ class VLLMEngine:
     def _fail_all(self, error: Exception) -> None:
         for ticket in list(self._tickets.values()):
             ticket.fail(error)
+
+
+def _on_workers(policy: _Policy, function: Any, **arguments: Any) -> list[Any]:
+    # vLLM pickles the function whole, with every tensor that is bound to it; of its arguments it
+    # sends large CPU tensors beside the pickle.
+    return policy.llm.collective_rpc(function, kwargs=arguments)

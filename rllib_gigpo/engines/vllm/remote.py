@@ -27,6 +27,7 @@ from rllib_gigpo.engines.vllm.actor import Birth, create_engine, create_vault
 from rllib_gigpo.engines.vllm.fleet import Faults, Fleet
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from rllib_gigpo.in_time import START_LIMIT_S
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ Send = Callable[[Sequence[Any], Sequence[str]], str | None]
 """From engine handles and their incarnations to what went wrong, or None."""
 
 _MAX_RETRIES = 3
-_RESTART_TIMEOUT_S = 600.0
+# Of the first start too: both read the model, and compile where nothing is cached.
+_START_TIMEOUT_S = START_LIMIT_S
 _PINGS_PER_LIMIT = 4
 
 _DTYPES = {
@@ -92,6 +94,9 @@ class RemoteVLLMEngine:
     ) -> RemoteVLLMEngine:
         """Start `num_engines` engines per policy and wait until they serve.
 
+        Engines that ask for a part of a GPU start one after another: each takes for its own all
+        memory of the GPU that goes while it measures what is left for its cache.
+
         Args:
             models: Policy id to model folder or Hugging Face id, readable on every machine.
             settings: How each engine runs.
@@ -106,19 +111,20 @@ class RemoteVLLMEngine:
             raise ValueError(f"num_engines is {num_engines}: expected at least 1")
         settings = settings or VLLMSettings()
         vault_name, vault = create_vault()
-        engines = {
-            policy_id: tuple(
-                create_engine(policy_id, model, settings, vault_name) for _ in range(num_engines)
-            )
-            for policy_id, model in models.items()
-        }
-        fleet = Fleet(engines, vault, settings, heartbeat_timeout_s)
-        try:
-            client = cls(fleet)
-        except EngineDiedError:
-            fleet.kill()
-            raise
+        engines: dict[str, list[Any]] = {policy_id: [] for policy_id in models}
+        client = cls(Fleet(engines, vault, settings, heartbeat_timeout_s))
         client._owns_actors = True
+        try:
+            for policy_id, model in models.items():
+                for _ in range(num_engines):
+                    engine = create_engine(policy_id, model, settings, vault_name)
+                    engines[policy_id].append(engine)
+                    if 0 < settings.num_gpus < 1:
+                        client._births([engine])
+            client._births(client._all_engines())
+        except EngineDiedError:
+            client.close()
+            raise
         return client
 
     @property
@@ -230,7 +236,7 @@ class RemoteVLLMEngine:
 
     async def _returned(self, engine: Any) -> Birth:
         try:
-            birth = await asyncio.wait_for(engine.birth.remote(), _RESTART_TIMEOUT_S)
+            birth = await asyncio.wait_for(engine.birth.remote(), self._start_limit_s)
         except (RayActorError, TimeoutError) as error:
             raise _lost(error) from error
         return self._note(engine, birth)
@@ -413,12 +419,16 @@ class RemoteVLLMEngine:
     def _births(self, engines: Sequence[Any]) -> list[Birth]:
         """Ask engines who they are; waits for those that start."""
         refs = [engine.birth.remote() for engine in engines]
-        self._await(engines, refs, _RESTART_TIMEOUT_S)
+        self._await(engines, refs, self._start_limit_s)
         try:
             births = ray.get(refs, timeout=0)
         except (RayActorError, GetTimeoutError) as error:
             raise _lost(error) from error
         return [self._note(engine, birth) for engine, birth in zip(engines, births, strict=True)]
+
+    @property
+    def _start_limit_s(self) -> float:
+        return max(_START_TIMEOUT_S, self.fleet.heartbeat_timeout_s or 0.0)
 
     def _await(self, engines: Sequence[Any], refs: list[Any], timeout_s: float) -> None:
         """Wait for answers, killing engines that are stopped; Ray restarts them."""
