@@ -89,7 +89,9 @@ class ArithmeticTeam(MultiAgentEnv):
         said = action.strip()
         if mover == SOLVER:
             self._was_valid[SOLVER] = said.isascii() and said.isdecimal()
-            self._answer = str(int(said)) if self._was_valid[SOLVER] else "none"
+            # Not int(): Python reads no number of more than 4,300 digits.
+            number = said.lstrip("0") or "0"
+            self._answer = number if self._was_valid[SOLVER] else "none"
             self._left -= 1
             self._turn = VERIFIER
             return self._told([VERIFIER], {SOLVER: 0.0}, is_over=False, won=False)

@@ -90,10 +90,14 @@ class SearchTeam(MultiAgentEnv):
         }
         self._turn: str | None = None
 
+    def task_ids(self) -> list[str]:
+        """Return the ids of the questions; any goes to `reset` as an option, as in `Search`."""
+        return self._search.task_ids()
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-        """Ask a question; see `Search` for what `seed` selects."""
+        """Ask a question; see `Search` for what `seed` and `options` select."""
         question, info = self._search.reset(seed=seed, options=options)
         self._turn, self._taken = SEARCHER, 0
         self._seen = {SEARCHER: question, ANSWERER: question}

@@ -25,6 +25,7 @@ from rllib_gigpo.engines import build_engine
 from rllib_gigpo.engines.base import Completion, Engine, Request, Sampling
 from rllib_gigpo.engines.packing import Checksums
 from rllib_gigpo.engines.published import Published, check_held, serve
+from rllib_gigpo.evaluation import panel_order, with_task_ids
 from rllib_gigpo.games import Game
 from rllib_gigpo.in_time import call_in_time
 from rllib_gigpo.metrics import episode_metrics
@@ -181,7 +182,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             # Ray runs every method of an actor class with a coroutine method inside an event loop,
             # where no other loop can run: this class must not have one.
             playing = play_groups(
-                tasks,
+                self._named(tasks),
                 engine=self.engine,
                 profile=common.profile,
                 encoder=common.encoder,
@@ -207,6 +208,23 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             worker_index=self.worker_index or 0,
             seconds=time.perf_counter() - start,
         )
+
+    def _named(self, tasks: Sequence[GroupTask]) -> Sequence[GroupTask]:
+        """Name the tasks of a panel, where the environment lists its own."""
+        if all(task.panel_place is None for task in tasks):
+            return tasks
+        order = call_in_time(
+            self._panel_order,
+            self.config.start_limit_s,
+            in_thread=self.config.step_threads > 0,
+        )
+        return with_task_ids(tasks, order)
+
+    def _panel_order(self) -> list[Any]:
+        game = self._lend_game()
+        order = panel_order(game.env)
+        self._idle.append(game)
+        return order
 
     def _voice(self, module_id: str, *, evaluating: bool) -> Voice:
         """Return how a policy is spoken to and speaks."""

@@ -1,7 +1,14 @@
-"""Evaluation over a fixed panel: the same tasks in every run, each exactly k times."""
+"""Evaluation over a fixed panel: the same tasks in every run, each exactly k times.
+
+An environment that lists its tasks (`task_ids()`) plays them in a fixed order, none twice before
+each was played; any other draws one from each reset seed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
@@ -33,14 +40,41 @@ def panel_seeds(config: GiGPOConfig) -> list[int]:
     ]
 
 
+def panel_order(env: Any) -> list[Any]:
+    """Return the ids of an environment's tasks in the order in which panels play them.
+
+    The order is a shuffle that depends on the ids alone: it is the same on every machine, however
+    the environment sorts them. Empty is an environment that lists none.
+    """
+    listed = getattr(getattr(env, "unwrapped", env), "task_ids", None)
+    return [] if listed is None else sorted(set(listed()), key=_drawn)
+
+
+def task_at(order: Sequence[Any], place: int) -> Any:
+    """Return the id at a place of the panel, from 0; past the last task it begins again."""
+    return order[place % len(order)]
+
+
+def with_task_ids(tasks: Sequence[GroupTask], order: Sequence[Any]) -> list[GroupTask]:
+    """Return tasks of which those of a panel name what they play, if the order holds any."""
+    return [
+        task
+        if task.panel_place is None or not order
+        else replace(task, options={"task_id": task_at(order, task.panel_place)})
+        for task in tasks
+    ]
+
+
 def panel_tasks(config: GiGPOConfig) -> list[GroupTask]:
-    """Return one group of k episodes per task."""
+    """Return one group of k episodes per task; seeds that a user names choose the tasks."""
+    is_drawn = config.evaluation_task_seeds is None
     return [
         GroupTask(
             group=number,
             env_seed=seed,
             size=config.evaluation_samples_per_task,
             stream="evaluation",
+            panel_place=number if is_drawn else None,
         )
         for number, seed in enumerate(panel_seeds(config))
     ]
@@ -73,6 +107,10 @@ def evaluate_panel(
     algorithm.last_evaluation = [_outcome(episode) for episode in collected.episodes]
     steps = int(results["num_env_steps_sampled"])
     return results, steps, steps
+
+
+def _drawn(task_id: Any) -> bytes:
+    return hashlib.blake2b(f"{_PANEL_SEED}:{task_id}".encode("utf-8", "replace")).digest()
 
 
 def _outcome(episode: Episode) -> dict:

@@ -27,6 +27,8 @@ class GroupTask:
         iteration: Training iteration, or evaluation round.
         stream: Seed stream of the responses: "response" (training) or "evaluation".
         options: Passed to the environment's reset, such as a fixed `task_id`.
+        panel_place: Place in an evaluation panel: whoever has the environment turns it into the
+            `task_id` of that place, see `rllib_gigpo.evaluation.panel_order`. None: no such place.
     """
 
     group: int
@@ -35,6 +37,7 @@ class GroupTask:
     iteration: int = 0
     stream: str = "response"
     options: Mapping[str, Any] | None = None
+    panel_place: int | None = None
 
 
 class Voice(NamedTuple):

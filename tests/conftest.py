@@ -27,11 +27,17 @@ def _uses_ray(item: pytest.Item) -> bool:
     return "local_ray" in getattr(item, "fixturenames", ())
 
 
+def _is_learning(item: pytest.Item) -> bool:
+    return item.path.parent.name == "learning"
+
+
 def _group(item: pytest.Item) -> str:
     """Return what shares a process where several run the tests (`pytest -n 2 --dist loadgroup`)."""
     if item.get_closest_marker("vllm"):
         return "vllm"
-    return "ray" if _uses_ray(item) or item.get_closest_marker("ray") else item.path.stem
+    # What starts Ray takes longer than all else: the learning tests go with whoever is free.
+    needs_ray = _uses_ray(item) or item.get_closest_marker("ray")
+    return "ray" if needs_ray and not _is_learning(item) else item.path.stem
 
 
 def _rank(item: pytest.Item) -> tuple[int, bool]:
@@ -39,7 +45,7 @@ def _rank(item: pytest.Item) -> tuple[int, bool]:
     longest = ("ray", "vllm")
     if (group := _group(item)) in longest:
         return longest.index(group), not _uses_ray(item)
-    return len(longest) + (item.path.parent.name != "learning"), False
+    return len(longest) + (not _is_learning(item)), False
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of its own

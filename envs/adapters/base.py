@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import gymnasium
 from envs.spaces import TextSpace
 
 _SEEDS = 2**31
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,14 @@ def checked_horizon(horizon: int) -> int:
     if horizon < 1:
         raise ValueError(f"horizon must be at least 1 step, got {horizon}")
     return horizon
+
+
+def without_surrogates(text: str) -> str:
+    r"""Return a text with U+FFFD in place of lone surrogates, which no tokenizer reads.
+
+    A policy spells them in ASCII, as JSON's and Python's "\ud83d", and tools give them back.
+    """
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 class AdapterEnv(gymnasium.Env[str, str]):
@@ -92,7 +102,8 @@ class AdapterEnv(gymnasium.Env[str, str]):
         is_cut = turn.truncated or len(self._actions) >= self.horizon
         truncated = is_cut and not turn.terminated
         self._is_over = turn.terminated or truncated
-        return turn.observation, float(turn.reward), turn.terminated, truncated, self._told(turn)
+        seen, info = self._told(turn)
+        return seen, float(turn.reward), turn.terminated, truncated, info
 
     def close(self) -> None:
         """Free what the episode holds; a later `reset` starts anew."""
@@ -120,13 +131,17 @@ class AdapterEnv(gymnasium.Env[str, str]):
         self._actions = []
         turn = self._start(seed, options)
         self._is_over = turn.terminated
-        return turn.observation, self._told(turn)
+        return self._told(turn)
 
-    def _told(self, turn: Turn) -> dict[str, Any]:
-        info = dict(turn.info)
+    def _told(self, turn: Turn) -> tuple[str, dict[str, Any]]:
+        """Return the observation and the info of a turn."""
+        info = {
+            key: without_surrogates(value) if isinstance(value, str) else value
+            for key, value in turn.info.items()
+        }
         if self._is_over and "admissible_actions" in info:
             info["admissible_actions"] = []
-        return info
+        return without_surrogates(turn.observation), info
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}

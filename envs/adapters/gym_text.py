@@ -14,7 +14,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from envs.adapters.base import AdapterEnv, Turn, checked_horizon
 from envs.adapters.gym_views import view_of
-from envs.adapters.naming import named
+from envs.adapters.naming import named, spelled
 
 
 class GymText(AdapterEnv):
@@ -105,18 +105,16 @@ class GymText(AdapterEnv):
         """Return the action of the environment's space, None where the text names none."""
         space = self._inner.action_space
         if isinstance(space, spaces.Discrete):
-            words = " ".join(action.lower().split())
-            names = [name.lower() for name in self._names]
-            return int(space.start) + names.index(words) if words in names else None
+            name = spelled(" ".join(action.split()), self._names)
+            return None if name is None else int(space.start) + self._names.index(name)
         if isinstance(space, spaces.Text):
             return action if space.contains(action) else None
         try:
-            value = json.loads(action)
-            if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-                value = np.asarray(value, dtype=space.dtype)
-        except (ValueError, TypeError):
+            value = _cast(json.loads(action), space)
+            # The check of spaces that are not cast may raise too, such as at too large a number.
+            return value if space.contains(value) else None
+        except (ValueError, TypeError, OverflowError, RecursionError):
             return None
-        return value if space.contains(value) else None
 
     def _action_names(self) -> tuple[str, ...]:
         space = self._inner.action_space
@@ -132,6 +130,39 @@ class GymText(AdapterEnv):
         if len(names) != space.n:
             raise ValueError(f"{self.target!r} has {space.n} actions, not {len(names)}: {names}")
         return names
+
+
+def _cast(value: Any, space: spaces.Space) -> Any:
+    """Return what JSON has told in the types of a space, as its samples have them.
+
+    Raises:
+        ValueError: It is of another form, or a number that the space's type cannot hold.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, dict) or value.keys() != space.spaces.keys():
+            raise ValueError(f"expected an object with the keys {list(space.spaces)}")
+        return {key: _cast(value[key], part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, list):
+            raise ValueError("expected an array")
+        return tuple(_cast(*both) for both in zip(value, space.spaces, strict=True))
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return _array(value, np.dtype(space.dtype))
+    if isinstance(space, spaces.Discrete):
+        return _array(value, np.dtype(space.dtype)).tolist()
+    return value
+
+
+def _array(value: Any, dtype: np.dtype) -> np.ndarray:
+    told = np.asarray(value)
+    if told.dtype.kind not in "biuf":
+        raise ValueError("expected numbers")
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = told.astype(dtype)
+    is_held = np.isfinite(array) if dtype.kind == "f" else array == told
+    if not np.all(is_held):
+        raise ValueError(f"{dtype} holds no such number")
+    return array
 
 
 def _make(target: str, kwargs: dict[str, Any], horizon: int | None) -> gymnasium.Env:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from envs.adapters.mcp_client import MCPClient
+from envs.adapters.mcp_client import INVALID_PARAMS, MCPClient, MCPRefusedError
 from envs.adapters.naming import Rows, named
 from envs.adapters.tool_env import Result, ToolEnv
 from envs.adapters.tools import Call
@@ -113,7 +113,13 @@ class MCPEnv(ToolEnv):
 
     def _call(self, call: Call) -> Result:
         assert self._client is not None
-        result = Result(*self._client.call(call.name, call.arguments))
+        try:
+            result = Result(*self._client.call(call.name, call.arguments))
+        except MCPRefusedError as error:
+            # Whoever wrote the arguments may mend them; any other error is the server's.
+            if error.code != INVALID_PARAMS:
+                raise
+            result = Result(str(error), is_error=True)
         self._calls.append((call, result))
         return result
 

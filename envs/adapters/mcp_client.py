@@ -36,12 +36,26 @@ from rllib_gigpo_wire import (
 PROTOCOL_VERSION = "2025-06-18"
 _CHUNK_BYTES = 1 << 16
 _TAIL_CHARS = 500
+INVALID_PARAMS = -32602
 _METHOD_NOT_FOUND = -32601
 _MAX_PAGES = 1000
 
 
 class MCPError(RuntimeError):
     """The server is absent, silent, gone, or refuses a request."""
+
+
+class MCPRefusedError(MCPError):
+    """The server answers a request with an error of JSON-RPC.
+
+    Args:
+        message: What happened.
+        code: The error's code, as the server gives it.
+    """
+
+    def __init__(self, message: str, code: Any):
+        super().__init__(message)
+        self.code = code
 
 
 class Transport(Protocol):
@@ -320,7 +334,12 @@ class MCPClient:
         )
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """Call a tool; return its text, and whether it reports an error."""
+        """Call a tool; return its text, and whether it reports an error.
+
+        Raises:
+            MCPRefusedError: The server refuses the call, as it does (code `INVALID_PARAMS`) where
+                it finds fault with the arguments.
+        """
         result = self._request("tools/call", {"name": name, "arguments": dict(arguments)})
         parts = self._read(lambda: [_text(part) for part in result.get("content", ())])
         return "\n".join(parts), bool(result.get("isError", False))
@@ -350,9 +369,10 @@ class MCPClient:
                 if "error" in answer:
                     told = answer["error"]
                     error = told if isinstance(told, dict) else {"message": told}
-                    raise MCPError(
-                        f"the MCP server refuses {method}: {error.get('message')} "
-                        f"(code {error.get('code')})"
+                    code = error.get("code")
+                    raise MCPRefusedError(
+                        f"the MCP server refuses {method}: {error.get('message')} (code {code})",
+                        code,
                     )
                 if not isinstance(answer.get("result"), dict):
                     raise MCPError(f"the MCP server answered {method} without a result")

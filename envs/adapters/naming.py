@@ -84,6 +84,17 @@ def chosen_row(
     return int(task_id), rows[int(task_id)]
 
 
+def spelled(words: str, names: Sequence[str]) -> str | None:
+    """Return the name that words mean, as it is spelled: the same one, else the first in any case.
+
+    None where there is no such name.
+    """
+    if words in names:
+        return words
+    folded = words.casefold()
+    return next((name for name in names if name.casefold() == folded), None)
+
+
 def prompt_text(prompt: Any) -> str:
     """Return the text of a prompt: a text, or chat messages in OpenAI's form (their contents)."""
     if prompt is None or isinstance(prompt, str):

@@ -17,7 +17,7 @@ from envs.adapters.openenv_client import (
     action_schema,
 )
 from envs.adapters.tool_env import NO_CALL
-from envs.adapters.tools import Call, Tool, fault, parse_action, random_call
+from envs.adapters.tools import Call, Tool, fault, json_value, parse_action, random_call
 
 _FENCED = re.compile(r"\A\s*```(?:json)?\s*(\{.*\})\s*```\s*\Z", re.DOTALL)
 _STEP = "step"
@@ -236,10 +236,7 @@ def _listed(answer: Mapping[str, Any]) -> list[Tool]:
 
 def _json_object(text: str) -> dict[str, Any] | None:
     fenced = _FENCED.match(text)
-    try:
-        value = json.loads(fenced[1] if fenced else text)
-    except (ValueError, RecursionError):
-        return None
+    value = json_value(fenced[1] if fenced else text)
     return value if isinstance(value, dict) else None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.adapters.base import AdapterEnv, Turn
+from envs.adapters.naming import spelled
 
 # The status line below the prompt holds the score and the number of moves.
 _PROMPT = re.compile(r"\n*>\s*(?:-= .* =-\s*-?\d+/\d+)?\s*\Z")
@@ -21,8 +22,8 @@ class TextWorldGame(AdapterEnv):
 
     The observation is the answer to the last command, at first the description of the room. The
     anchor is the description of the room and what is carried, which tells states apart better than
-    the answer does. The reward is the change of the score. A command that is not admissible
-    reaches no game and is flagged.
+    the answer does. The reward is the change of the score. Commands are read in any case;
+    one that is not admissible reaches no game and is flagged.
 
     Args:
         target: A game file (.z8 or .ulx with the .json beside it, as `tw-make` writes them), a
@@ -67,9 +68,10 @@ class TextWorldGame(AdapterEnv):
         return Turn(_tidy(state.description), info=self._told_now(_tidy(state.description)))
 
     def _act(self, action: str) -> Turn:
-        command = " ".join(action.split())
-        if command not in self._admissible:
-            answer = f"{command!r} is not possible now."
+        typed = " ".join(action.split())
+        command = spelled(typed, self._admissible)
+        if command is None:
+            answer = f"{typed!r} is not possible now."
             return Turn(answer, info={**self._told_now(answer), "is_action_valid": False})
         before = self._score
         state, _, done = self._game.step(command)

@@ -16,6 +16,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from envs.adapters.base import without_surrogates
+
 Tool = dict[str, Any]
 
 _ANSWER = re.compile(r"\A\s*<answer>(.*)</answer>\s*\Z", re.DOTALL)
@@ -76,14 +78,25 @@ def parse_action(action: str) -> Call | str | None:
     answer = _ANSWER.match(action)
     if answer:
         return answer[1].strip()
-    try:
-        value = json.loads(action)
-    except (ValueError, RecursionError):
-        return None
+    value = json_value(action)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", {})
     return Call(value["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def json_value(text: str) -> Any:
+    """Return what a JSON text says, None where it is none.
+
+    Python also reads and writes NaN, Infinity and numbers too large for it, which no other reader
+    takes, and lone surrogates, which have no UTF-8 form: the former are no JSON here, and the
+    latter are replaced.
+    """
+    try:
+        strict = json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False)
+        return json.loads(without_surrogates(strict))
+    except (ValueError, RecursionError):
+        return None
 
 
 def fault(call: Call, tools: Sequence[Tool]) -> str | None:

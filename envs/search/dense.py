@@ -164,7 +164,12 @@ class DenseRetriever:
             )
         scores_qk, numbers_qk = self._index.search(query_qd, min(topk, len(self.corpus)))
         return [
-            [Hit(self.corpus[int(n)], float(s)) for n, s in zip(numbers, scores, strict=True)]
+            # A FAISS index that finds fewer fills up with number -1.
+            [
+                Hit(self.corpus[int(n)], float(s))
+                for n, s in zip(numbers, scores, strict=True)
+                if n >= 0
+            ]
             for numbers, scores in zip(numbers_qk, scores_qk, strict=True)
         ]
 

@@ -127,14 +127,28 @@ class Search(gymnasium.Env[str, str]):
             )
         return self._retriever
 
+    def task_ids(self) -> list[str]:
+        """Return the ids of the split's questions; any goes to `reset` as an option."""
+        return [question.task_id for question in self.questions]
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Ask a question; see the class for what `seed` selects."""
+        """Ask a question.
+
+        Args:
+            seed: See the class for what it selects.
+            options: `{"task_id": id}` asks that question of `task_ids()` in place of the seed's.
+
+        Raises:
+            ValueError: `task_id` is not in this split.
+        """
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(len(self.questions)))
         self._question = self.questions[seed % len(self.questions)]
+        if options and "task_id" in options:
+            self._question = self._find(options["task_id"])
         self._start_episode()
         return self._question.question, self._info(self._question, self._question.question)
 
@@ -214,6 +228,15 @@ class Search(gymnasium.Env[str, str]):
         self._titles_seen: set[str] = set()
         self._won = False
         self._ended = False
+
+    def _find(self, task_id: str) -> Question:
+        found = next((q for q in self.questions if q.task_id == task_id), None)
+        if found is None:
+            raise ValueError(
+                f"task_id {task_id!r} is not one of this split's {len(self.questions)} questions; "
+                "task_ids() lists them"
+            )
+        return found
 
     def _running_question(self) -> Question:
         if self._question is None or self._ended:

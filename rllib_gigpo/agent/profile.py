@@ -83,7 +83,8 @@ def default_profile() -> AgentProfile:
             user_with_history=ask.format(task="{task}", past=past),
         ),
         memory=LastSteps(2),
-        parser=TagParser(require_think=True),
+        # How an action is spelled is the environment's business.
+        parser=TagParser(require_think=True, lowercase=False),
         vocabulary=tuple(map(str, range(_COUNTED_STEPS))),
         respond="<think> </think><action>{action}</action>",
     )

@@ -201,10 +201,13 @@ def fitting_limits(positions: int, prompt: int | None, response: int | None) -> 
 def _panel(args: argparse.Namespace, player: _Player) -> Any:
     from rllib_gigpo.config import GiGPOConfig
     from rllib_gigpo.evaluate.panel import Panel
-    from rllib_gigpo.evaluation import panel_seeds
+    from rllib_gigpo.evaluation import panel_order, panel_seeds, task_at
 
     config = GiGPOConfig().evaluation(evaluation_duration=args.tasks)
     content = {} if player.checkpoint is None else {"checkpoint": player.checkpoint}
+    env = player.spec.make()
+    order = panel_order(env)
+    env.close()
     return Panel(
         model=player.model,
         env=player.env,
@@ -216,6 +219,7 @@ def _panel(args: argparse.Namespace, player: _Player) -> Any:
         max_steps=player.max_steps,
         seed=args.seed,
         decoding={**player.limits, "endpoint": args.endpoint, "profile": args.profile, **content},
+        task_ids=tuple(task_at(order, place) for place in range(args.tasks)) if order else None,
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Panel:
         max_steps: Steps after which an episode is cut off, or None for the environment's limit.
         seed: Of the responses.
         decoding: Temperature, limits and the checkpoint's fingerprint, for the record.
+        task_ids: What every task plays, see `rllib_gigpo.evaluation.panel_order`; None lets its
+            seed choose.
     """
 
     model: str
@@ -60,6 +62,7 @@ class Panel:
     max_steps: int | None = None
     seed: int = 0
     decoding: Mapping[str, Any] = field(default_factory=dict)
+    task_ids: tuple[Any, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("samples", "tries"):
@@ -67,6 +70,8 @@ class Panel:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
         if not self.seeds:
             raise ValueError("a panel needs at least one task")
+        if self.task_ids is not None and len(self.task_ids) != len(self.seeds):
+            raise ValueError(f"{len(self.task_ids)} task ids with {len(self.seeds)} seeds")
         if self.tries > 1 and self.prompting != "reflexion":
             raise ValueError(
                 f"tries={self.tries} with prompting={self.prompting!r}: only 'reflexion' tries "
@@ -110,7 +115,7 @@ def evaluate(
     file = folder / EPISODES
     busy = f"another evaluation is at work in {folder}: wait for it, or name another --output"
     with alone(file, busy):
-        _claim(panel, folder)
+        panel = _claimed(panel, folder)
         return _play_rest(panel, chat, spec, profile, file, workers, told)
 
 
@@ -189,15 +194,23 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
     return read_lines(file) if file.exists() else []
 
 
-def _claim(panel: Panel, folder: Path) -> None:
+def _claimed(panel: Panel, folder: Path) -> Panel:
+    """Return the panel as it is played in a folder; one that is new there is written down."""
     settings = without_secrets(jsonable(asdict(panel)))
     path = folder / _SETTINGS
     if not path.exists():
         write_json(path, settings)
-        return
+        return panel
     found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected a JSON object")
+    if panel.task_ids is not None and "task_ids" not in found:
+        _LOG.warning(
+            "%s holds an evaluation of an older version, whose seeds choose the tasks, some of "
+            "them more than once: it stays as it is; name another --output for tasks that differ",
+            folder,
+        )
+        return _claimed(replace(panel, task_ids=None), folder)
     different = [name for name in settings if found.get(name) != settings[name]]
     if different:
         name = different[0]
@@ -208,6 +221,7 @@ def _claim(panel: Panel, folder: Path) -> None:
             f"{folder} holds an evaluation with {name}={old!r}, not {new!r}: name another "
             "--output, or repeat the old settings"
         )
+    return panel
 
 
 def _beyond(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -226,11 +240,18 @@ def _episode(
 ) -> dict[str, Any]:
     reflections: list[str] = []
     number = 0
+    options = None if panel.task_ids is None else {"task_id": panel.task_ids[task]}
     while True:
         seed = derive_seed(panel.seed, "evaluation", task, sample, number)
         agent = PromptedAgent(chat, panel.prompting, profile, seed, reflections)
         played = play(
-            env, profile, agent, name=name, seed=panel.seeds[task], max_steps=panel.max_steps
+            env,
+            profile,
+            agent,
+            name=name,
+            seed=panel.seeds[task],
+            options=options,
+            max_steps=panel.max_steps,
         )
         number += 1
         if _won(played) or number == panel.tries:

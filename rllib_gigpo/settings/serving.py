@@ -206,9 +206,10 @@ class ServingSettings(SettingsBase):
         """Set the evaluation panel.
 
         Args:
-            evaluation_task_seeds: Reset seeds of the panel; None draws `evaluation_duration` of
-                them, never those of a training task, and the same in every run and on every
-                machine.
+            evaluation_task_seeds: Reset seeds of the panel, which choose its tasks. None plays
+                `evaluation_duration` tasks, the same in every run and on every machine: those that
+                the environment lists, none twice before all were played; where it lists none,
+                those of seeds that no training task has.
             evaluation_samples_per_task: Episodes per task (k).
             **kwargs: RLlib's evaluation settings; `evaluation_duration` counts tasks.
         """

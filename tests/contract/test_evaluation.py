@@ -5,8 +5,10 @@ from collections import Counter
 import pytest
 import torch
 
-from rllib_gigpo import GiGPOConfig
-from rllib_gigpo.evaluation import panel_seeds
+from envs.key_door import KeyDoor
+from rllib_gigpo import GiGPOConfig, register_llm_env
+from rllib_gigpo.agent.profiles.key_door import profile as key_door_profile
+from rllib_gigpo.evaluation import panel_order, panel_seeds
 from rllib_gigpo.sampler import training_tasks
 from tests.ray_runs import run_config, weights_of
 
@@ -18,6 +20,17 @@ def config_of(model, **evaluation) -> GiGPOConfig:
 
 def places(episodes) -> list[tuple[int, int]]:
     return [(episode["env_seed"], episode["member"]) for episode in episodes]
+
+
+class Listed(KeyDoor):
+    """Three layouts of KeyDoor, by their ids."""
+
+    def task_ids(self) -> list[str]:
+        return ["3x3-4", "3x3-77", "3x3-500"]
+
+    def reset(self, *, seed=None, options=None):
+        layout = int((options or {}).get("task_id", "3x3-4").partition("-")[2])
+        return super().reset(seed=seed, options={"layout": layout})
 
 
 class TestPanel:
@@ -63,6 +76,18 @@ class TestEvaluate:
         wins = [episode["won"] for episode in found["episodes"]]
         assert found["env_runners"]["success_rate"] == pytest.approx(sum(wins) / 6)
         assert found["env_runners"]["num_groups_dropped"] == 0
+
+    def test_plays_each_listed_task_before_any_twice(self, warm_model):
+        register_llm_env("Listed", Listed, key_door_profile())
+        config = config_of(warm_model, evaluation_duration=4).environment("Listed")
+        config.env_config = {"size": 3, "horizon": 8}
+        algorithm = config.evaluation(evaluation_interval=1).build_algo()
+        found = algorithm.evaluate()["episodes"]
+        algorithm.stop()
+        first, second, third = panel_order(Listed())
+        played = [task for task in (first, second, third, first) for _ in range(2)]
+        assert [episode["task_id"] for episode in found] == played
+        assert len({episode["env_seed"] for episode in found}) == 4
 
     def test_repeats_itself_and_leaves_training_alone(self, warm_model):
         evaluated = config_of(warm_model).evaluation(evaluation_interval=1).build_algo()

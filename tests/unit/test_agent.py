@@ -326,6 +326,13 @@ def test_the_default_profile_reads_what_it_asks_for():
     assert profile.read("<action>go north</action>") == Action("go north", False)
 
 
+def test_the_default_profile_leaves_actions_as_they_are_spelled():
+    profile = default_profile()
+    shown = profile.prompt(context(admissible_actions=("Go North",)))[0]["content"]
+    assert "'Go North'" in shown
+    assert profile.read("<think>so</think><action>Go North</action>") == Action("Go North", True)
+
+
 def test_the_anchor_is_the_observation_the_environments_word_or_the_users():
     profile = AgentProfile(ChatTemplate("{observation}"))
     assert profile.anchor_of("room 1", {}) == "room 1"

@@ -100,6 +100,11 @@ def test_errors_are_seen_and_only_what_is_no_python_is_flagged(env, code, output
     assert (reward, terminated, info["is_action_valid"]) == (0.0, False, is_valid)
 
 
+def test_a_lone_surrogate_that_code_prints_is_replaced(env):
+    env.reset(options=TASK)
+    assert env.step(r'print("so \ud83d")')[0] == "so \ufffd"
+
+
 def test_names_stay_within_an_episode_and_no_longer(env):
     env.reset(seed=0, options=TASK)
     env.step("x = 'kept'")

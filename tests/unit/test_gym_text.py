@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from envs.adapters.gym_text import GymText
+from rllib_gigpo.agent.profile import default_profile
 from rllib_gigpo.registry import get_env_spec
 
 DRY = {"kwargs": {"is_slippery": False}}
@@ -181,6 +182,76 @@ def test_actions_of_other_spaces(switch, space, good, taken, bad):
     assert info["is_action_valid"] is True
     (action,) = env._inner.unwrapped.taken
     np.testing.assert_array_equal(action, taken)
+
+
+_BOX = spaces.Box(0.0, 1.0, (2,))
+_NESTED = spaces.Dict({"go": spaces.Discrete(3), "at": spaces.Tuple((_BOX, spaces.Text(2)))})
+_ENDLESS = spaces.Box(-np.inf, np.inf, (1,))
+
+
+def test_nested_actions_come_in_the_types_of_their_spaces(switch):
+    env = switch(_NESTED)
+    env.reset(seed=0)
+    assert env.step('{"at": [[0.5, 1], "ab"], "go": 2}')[4]["is_action_valid"] is True
+    (taken,) = env._inner.unwrapped.taken
+    assert _NESTED.contains(taken)
+    (at, text), go = taken["at"], taken["go"]
+    assert (at.dtype, at.tolist(), text, go) == (np.float32, [0.5, 1.0], "ab", 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (spaces.MultiDiscrete([3, 3]), "[1.7, 0.2]"),
+        (spaces.MultiDiscrete([3, 3]), "[99999999999999999999999, 0]"),
+        (spaces.MultiDiscrete([3, 3]), '["1", "2"]'),
+        (spaces.MultiDiscrete([3, 3]), "[1e400, 0]"),
+        (spaces.MultiDiscrete([3, 3]), "[NaN, 0]"),
+        (spaces.MultiDiscrete([3, 3]), "[[1], 2]"),
+        (spaces.MultiBinary(2), "[0.5, 1]"),
+        (spaces.Box(0, 9, (1,), np.int8), "[257]"),
+        (spaces.Box(0, 9, (1,), np.int64), "[1.5]"),
+        (_ENDLESS, "[1e400]"),
+        (_ENDLESS, "[1e39]"),
+        (_ENDLESS, "[null]"),
+        pytest.param(_ENDLESS, "[" * 200_000, id="deep"),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))), "[1]"),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))), "[1, 0.5]"),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))), "[1, 99999999999999999999999]"),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))), '"11"'),
+        (_NESTED, '{"go": 2}'),
+        (_NESTED, '{"at": [[0.5, 1], "ab"], "go": 2, "too": 1}'),
+        (_NESTED, '{"at": [[0.5, 1], "ab"], "go": [2]}'),
+        (_NESTED, "[2]"),
+        (spaces.Sequence(spaces.Discrete(2)), "[99999999999999999999999]"),
+    ],
+)
+def test_what_the_space_cannot_hold_changes_nothing_and_is_flagged(switch, space, action):
+    env = switch(space)
+    env.reset(seed=0)
+    _, reward, terminated, _, info = env.step(action)
+    assert (reward, terminated, info["is_action_valid"]) == (0.0, False, False)
+    assert env._inner.unwrapped.taken == []
+
+
+def test_whole_numbers_and_flags_may_be_spelled_otherwise(switch):
+    env = switch(spaces.MultiDiscrete([3, 3]))
+    env.reset(seed=0)
+    assert env.step("[1.0, 2]")[4]["is_action_valid"] is True
+    env = switch(spaces.MultiBinary(2))
+    env.reset(seed=0)
+    assert env.step("[true, false]")[4]["is_action_valid"] is True
+    assert env._inner.unwrapped.taken[0].tolist() == [1, 0]
+
+
+def test_names_of_any_case_act_and_one_as_it_is_spelled_comes_first(switch):
+    env = switch(spaces.Discrete(3), actions=["Go", "go", "Stop Now"])
+    env.reset(seed=0)
+    assert default_profile().read("<think>x</think><action>Stop  Now</action>").text == "Stop Now"
+    for action in ("go", "Go", "GO", "stop now", "Stop Now"):
+        env.step(action)
+        env.reset(seed=0)
+    assert env._inner.unwrapped.taken == [1, 0, 0, 2, 2]
 
 
 @pytest.mark.parametrize(

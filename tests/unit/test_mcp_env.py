@@ -143,6 +143,54 @@ def test_the_reward_sees_row_calls_and_answer():
     env.close()
 
 
+def test_arguments_that_the_server_refuses_are_told_to_the_policy(http, monkeypatch):
+    env = dial(http, horizon=9)
+    start, _ = env.reset(seed=0)
+    turned, refused = mcp_dial_server.Session.call, []
+
+    def picky(self, name, given):
+        if given.get("clicks") == 7:
+            refused.append(given)
+            raise KeyError("clicks")
+        return turned(self, name, given)
+
+    monkeypatch.setattr(mcp_dial_server.Session, "call", picky)
+    observation, reward, *ends, info = env.step(call("turn", direction="left", clicks=7))
+    assert "refuses tools/call: unknown 'clicks' (code -32602)" in observation
+    assert (reward, ends, info["is_action_valid"]) == (0.0, [False, False], False)
+    assert refused
+    assert env._calls[-1][1].is_error
+    # Nothing has changed, and the session goes on.
+    assert env.step("<answer>so</answer>")[0] == start
+    env.close()
+
+
+def test_any_other_error_of_the_server_is_no_fault_of_the_policy(http, monkeypatch):
+    env = dial(http)
+    env.reset(seed=0)
+    broken = {"code": -32603, "message": "internal"}
+    monkeypatch.setattr(
+        mcp_dial_server.Session,
+        "answer",
+        lambda self, message: {"jsonrpc": "2.0", "id": message["id"], "error": broken},
+    )
+    with pytest.raises(MCPError, match=r"refuses tools/call: internal \(code -32603\)"):
+        env.step(call("turn", direction="left", clicks=1))
+    env.close()
+
+
+def test_numbers_that_json_does_not_know_never_reach_the_server(http):
+    env = dial(http)
+    env.reset(seed=0)
+    for number in ("NaN", "1e999"):
+        action = f'{{"name": "turn", "arguments": {{"direction": "left", "clicks": {number}}}}}'
+        observation, *_, info = env.step(action)
+        assert observation.startswith("That was neither a tool call")
+        assert info["is_action_valid"] is False
+    assert not env._calls
+    env.close()
+
+
 def test_without_a_reset_tool_every_episode_has_a_server_of_its_own():
     env = dial(reset_tool=None)
     assert env.reset(seed=0)[0] == ""

@@ -54,6 +54,15 @@ def test_a_simulation_is_played_by_the_fields_of_its_actions():
         env.close()
 
 
+def test_what_json_does_not_know_never_reaches_the_server():
+    with running("simulation") as (url, _):
+        env = OpenEnv(target=url)
+        env.reset(seed=1)
+        for action in ('{"verb": "left", "clicks": NaN}', '{"verb": "left", "clicks": 1e999}'):
+            assert env.step(action)[4]["is_action_valid"] is False
+        env.close()
+
+
 @pytest.mark.parametrize(
     ("action", "told"),
     [

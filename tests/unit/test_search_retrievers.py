@@ -218,6 +218,15 @@ def test_faiss_index_equals_the_flat_one(tmp_path):
             assert sorted(ids(found)) == sorted(ids(expected))
 
 
+def test_places_that_an_index_leaves_empty_are_no_passages(monkeypatch):
+    retriever = DenseRetriever(WORDS, LETTERS, index="flat")
+    # As FAISS answers where the cells that it looks into hold fewer.
+    found = np.array([[2.0, -3.4e38]], np.float32), np.array([[4, -1]])
+    monkeypatch.setattr(retriever._index, "search", lambda query_qd, topk: found)
+    (hits,) = retriever.retrieve(["e"], 2)
+    assert ids(hits) == ["4"]
+
+
 def test_dense_errors(monkeypatch, tmp_path):
     for missing in ("faiss", "sentence_transformers"):
         monkeypatch.setitem(sys.modules, missing, None)

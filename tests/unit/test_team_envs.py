@@ -57,6 +57,22 @@ class TestArithmetic:
         assert rewards == {"verifier": 0.0}
         assert infos["solver"]["is_action_valid"] is False
 
+    def test_a_number_of_any_length_is_one(self):
+        env, _, total = self.start()
+        seen, *_ = env.step({"solver": "9" * 5000})
+        assert f"= {'9' * 5000} ?" in seen["verifier"]
+        env.step({"verifier": "wrong"})
+        seen, *_ = env.step({"solver": f"00{total}"})
+        assert f"= {total} ?" in seen["verifier"]
+        _, rewards, *_ = env.step({"verifier": "right"})
+        assert rewards == {"solver": 1.0, "verifier": 1.0}
+
+    @pytest.mark.parametrize("said", ["0", "000"])
+    def test_naught_is_a_number(self, said):
+        env, *_ = self.start()
+        seen, *_ = env.step({"solver": said})
+        assert "= 0 ?" in seen["verifier"]
+
     def test_the_expert_wins_and_the_turn_is_kept(self):
         env, *_ = self.start(largest=9, tries=1)
         with pytest.raises(ValueError, match=r"turn of solver, got actions of \['verifier'\]"):

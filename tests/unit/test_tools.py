@@ -74,6 +74,13 @@ def test_type_hints_as_json_schema(hint, schema):
         ("f()", None),
         ("so <answer>4</answer>", None),
         ("[" * 100_000, None),
+        # What Python reads and writes, and JSON does not know.
+        ('{"name": "f", "arguments": {"a": NaN}}', None),
+        ('{"name": "f", "arguments": {"a": [-Infinity]}}', None),
+        ('{"name": "f", "arguments": {"a": 1e999}}', None),
+        # No server reads a lone surrogate; a pair is a character.
+        ('{"name": "f", "arguments": {"a": "\\ud83d!"}}', Call("f", {"a": "\ufffd!"})),
+        ('{"name": "f", "arguments": {"a": "\\ud83d\\ude00"}}', Call("f", {"a": "\U0001f600"})),
     ],
 )
 def test_an_action_is_a_call_or_an_answer(action, parsed):

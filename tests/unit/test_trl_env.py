@@ -7,6 +7,7 @@ import pytest
 
 from envs.adapters.trl import TRLEnv
 from rllib_gigpo.agent.profiles.tools import JsonCallParser
+from rllib_gigpo.games import Game
 from rllib_gigpo.registry import get_env_spec
 from tests.dial_worlds import ROWS, Dial, DialEnv, dial_state
 
@@ -80,6 +81,55 @@ def test_what_does_not_work_is_told_flagged_and_changes_nothing(action, told):
     assert (reward, terminated, truncated) == (0.0, False, False)
     assert info["is_action_valid"] is False
     assert env._world.dial.look() == start
+
+
+def _unescaped(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("unicode_escape")
+
+
+class Parrot:
+    """Gives back what it is told, and by `\\u` escapes what has no UTF-8 form."""
+
+    said = "nothing \udc80"
+
+    def reset(self) -> str:
+        return self.said
+
+    def say(self, text: str) -> str:
+        """Say.
+
+        Args:
+            text: What, with escapes.
+        """
+        self.said = _unescaped(text)
+        return self.said
+
+    def fail(self, text: str) -> str:
+        """Fail.
+
+        Args:
+            text: With what, with escapes.
+        """
+        raise ValueError(_unescaped(text) + "\ud800")
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+def test_lone_surrogates_are_replaced_wherever_they_are_shown():
+    env = TRLEnv(target="tests.unit.test_trl_env:Parrot", anchor=lambda world: world.said)
+    game = Game(env, "trl:Parrot")  # which refuses texts without a UTF-8 form
+    observations, infos = game.reset(0)
+    assert observations["agent"] == infos["agent"]["anchor"] == "nothing \ufffd"
+    for action in (
+        call("say", text="\\ud83d"),
+        '{"name": "say", "arguments": {"text": "\\ud83d"}}',
+    ):
+        outcome = game.step({"agent": action})
+        assert outcome.observations["agent"] == outcome.infos["agent"]["anchor"] == "\ufffd"
+    assert "\ufffd" in game.step({"agent": call("fail", text="x")}).observations["agent"]
+    told = game.step({"agent": '{"name": "\\ud800", "arguments": {}}'}).observations["agent"]
+    assert told.startswith("There is no tool '\ufffd'")
 
 
 def test_a_seed_chooses_the_row_and_goes_to_reset():
