@@ -88,6 +88,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._spec = self.config.env_spec
         self._idle: list[Game] = []
         self._spaces: tuple[Any, Any] | None = None
+        self._panel_order: list[Any] = []
         self._engine: Engine | None = None
         self._voices: dict[str, tuple[PromptEncoder, tuple[int, ...]]] = {}
         self._owns_engine = True
@@ -142,7 +143,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             RuntimeError: It cannot be made, or takes longer than `start_limit_s`.
         """
         try:
-            game, self._spaces = call_in_time(
+            game, self._spaces, self._panel_order = call_in_time(
                 self._first_game,
                 self.config.start_limit_s,
                 in_thread=self.config.step_threads > 0,
@@ -182,7 +183,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             # Ray runs every method of an actor class with a coroutine method inside an event loop,
             # where no other loop can run: this class must not have one.
             playing = play_groups(
-                self._named(tasks),
+                with_task_ids(tasks, self._panel_order),
                 engine=self.engine,
                 profile=common.profile,
                 encoder=common.encoder,
@@ -208,23 +209,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             worker_index=self.worker_index or 0,
             seconds=time.perf_counter() - start,
         )
-
-    def _named(self, tasks: Sequence[GroupTask]) -> Sequence[GroupTask]:
-        """Name the tasks of a panel, where the environment lists its own."""
-        if all(task.panel_place is None for task in tasks):
-            return tasks
-        order = call_in_time(
-            self._panel_order,
-            self.config.start_limit_s,
-            in_thread=self.config.step_threads > 0,
-        )
-        return with_task_ids(tasks, order)
-
-    def _panel_order(self) -> list[Any]:
-        game = self._lend_game()
-        order = panel_order(game.env)
-        self._idle.append(game)
-        return order
 
     def _voice(self, module_id: str, *, evaluating: bool) -> Voice:
         """Return how a policy is spoken to and speaks."""
@@ -281,9 +265,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         except IndexError:
             return self._new_game()
 
-    def _first_game(self) -> tuple[Game, tuple[Any, Any]]:
+    def _first_game(self) -> tuple[Game, tuple[Any, Any], list[Any]]:
         game = self._new_game()
-        return game, game.spaces()
+        return game, game.spaces(), panel_order(game.env)
 
     def _new_game(self) -> Game:
         game = Game(self._spec.make(self.config.env_config), self._spec.name)

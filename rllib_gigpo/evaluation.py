@@ -1,12 +1,13 @@
-"""Evaluation over a fixed panel: the same tasks in every run, each exactly k times.
+"""Evaluation over a fixed panel: the same places in every run, each played k times.
 
-An environment that lists its tasks (`task_ids()`) plays them in a fixed order, none twice before
-each was played; any other draws one from each reset seed.
+An environment that lists its tasks (`task_ids()`) plays them in a fixed order, none at two places
+before each has one; any other draws the task of a place from its reset seed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from rllib_gigpo.config import GiGPOConfig
     from rllib_gigpo.gigpo import GiGPO
+
+_LOG = logging.getLogger(__name__)
 
 # The panel does not depend on the run's seed, so that runs can be compared.
 _PANEL_SEED = 505
@@ -44,10 +47,23 @@ def panel_order(env: Any) -> list[Any]:
     """Return the ids of an environment's tasks in the order in which panels play them.
 
     The order is a shuffle that depends on the ids alone: it is the same on every machine, however
-    the environment sorts them. Empty is an environment that lists none.
+    the environment sorts them. Empty is an environment that lists none, or two of one id: by that,
+    one of them could never be played.
     """
-    listed = getattr(getattr(env, "unwrapped", env), "task_ids", None)
-    return [] if listed is None else sorted(set(listed()), key=_drawn)
+    listed = env.get_wrapper_attr("task_ids") if env.has_wrapper_attr("task_ids") else None
+    if not callable(listed):
+        return []
+    ids = list(listed())
+    if len(set(ids)) < len(ids):
+        _LOG.warning(
+            "%s.task_ids() lists %d ids, %d of them different: reset seeds choose the tasks of a "
+            "panel, some of which may come more than once",
+            type(env.unwrapped).__name__,
+            len(ids),
+            len(set(ids)),
+        )
+        return []
+    return sorted(ids, key=_drawn)
 
 
 def task_at(order: Sequence[Any], place: int) -> Any:

@@ -50,7 +50,10 @@ def _rank(item: pytest.Item) -> tuple[int, bool]:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests with Ray side by side: last, or first where several processes run the tests."""
+    """Put the tests with Ray side by side: last, or first where several processes run the tests.
+
+    Those that learn are spread over the processes: then two local clusters may be up at once.
+    """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=_rank if hasattr(config, "workerinput") else _uses_ray)

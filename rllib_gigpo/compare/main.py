@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rllib_gigpo.config import GiGPOConfig
 
 _SETTINGS = "settings.json"
-# How the tiny model learns on a CPU; the benchmark of learning uses the same.
+# How the tiny model learns on a CPU; the benchmark of learning changes what a task needs.
 TINY_TRAINING = {
     "lr": 1e-3,
     "critic_lr": 1e-3,

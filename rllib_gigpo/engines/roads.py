@@ -85,8 +85,11 @@ def share_one_gpu(config: Any) -> bool:
 
 
 def _have_their_own(config: Any) -> bool:
-    """Return whether neither two engines nor learner and engine can get the same GPU."""
-    engines_apart = config.engine_num_gpus >= 1 or _num_engines(config) == 1
+    """Return whether neither two engines of a policy nor learner and engine can share a GPU.
+
+    Engines of two policies may: each policy has a group of its own.
+    """
+    engines_apart = config.num_engines == 1 or not _fit(2 * config.engine_num_gpus)
     return engines_apart and not _fit(config.num_gpus_per_learner + config.engine_num_gpus)
 
 

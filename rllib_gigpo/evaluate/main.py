@@ -208,6 +208,12 @@ def _panel(args: argparse.Namespace, player: _Player) -> Any:
     env = player.spec.make()
     order = panel_order(env)
     env.close()
+    if 0 < len(order) < args.tasks:
+        print(
+            f"{player.env} lists {len(order)} tasks, so some of the {args.tasks} are the same, and "
+            f"the interval is too narrow: --tasks={len(order)} --samples=K plays each K times",
+            flush=True,
+        )
     return Panel(
         model=player.model,
         env=player.env,

@@ -17,7 +17,7 @@ from rllib_gigpo.evaluate.main import _panel, _Player
 from rllib_gigpo.evaluate.panel import Panel, evaluate, read_episodes
 from rllib_gigpo.evaluation import panel_order, panel_tasks, task_at, with_task_ids
 from rllib_gigpo.registry import LLMEnvSpec, get_env_spec
-from rllib_gigpo.rollout_types import Rollout
+from rllib_gigpo.rollout_types import GroupTask, Rollout
 from rllib_gigpo_cli.parsers import evaluate_parser
 from tests.chat_server import Echo, echo_profile
 from tests.child import run_python
@@ -44,9 +44,9 @@ class Quiz(Echo):
 
 
 class Backwards(Quiz):
-    """The same tasks on a machine that sorts them otherwise, one of them twice."""
+    """The same tasks on a machine that sorts them otherwise."""
 
-    cities: ClassVar = [*reversed(CITIES), "Oslo"]
+    cities: ClassVar = [*reversed(CITIES)]
 
 
 register_llm_env("Quiz", Quiz, echo_profile)
@@ -143,9 +143,29 @@ def test_the_order_is_that_of_the_ids_alone():
     )
 
 
-def test_wrappers_hide_no_tasks():
-    wrapped = gym.wrappers.TimeLimit(Quiz(), 5)
-    assert panel_order(wrapped) == panel_order(Quiz())
+class Fewer(gym.Wrapper):
+    """A wrapper that lists some of the tasks."""
+
+    def task_ids(self):
+        return CITIES[:2]
+
+
+class Attribute(Echo):
+    """Something else of the name."""
+
+    task_ids: ClassVar = CITIES
+
+
+def test_the_outermost_list_holds():
+    assert panel_order(gym.wrappers.TimeLimit(Quiz(), 5)) == panel_order(Quiz())
+    assert sorted(panel_order(gym.wrappers.TimeLimit(Fewer(Quiz()), 5))) == sorted(CITIES[:2])
+    assert panel_order(Attribute()) == []
+
+
+def test_where_two_tasks_have_one_id_seeds_choose(monkeypatch, caplog):
+    monkeypatch.setattr(Quiz, "cities", [*CITIES, "Oslo"])
+    assert panel_order(Quiz()) == []
+    assert "Quiz.task_ids() lists 6 ids, 5 of them different" in caplog.text
 
 
 def test_a_longer_panel_begins_with_the_shorter_one_and_begins_again_after_the_last():
@@ -157,12 +177,13 @@ def test_a_longer_panel_begins_with_the_shorter_one_and_begins_again_after_the_l
 # Both commands -----------------------------------------------------------------------------------
 
 
-def test_both_commands_play_the_same_tasks(monkeypatch):
+def test_both_commands_play_the_same_tasks(monkeypatch, capsys):
     tasks = tasks_of_a_runner(monkeypatch, config(evaluation_duration=7))
     panel = panel_of_the_command("Quiz", 7)
     assert tuple(task.options["task_id"] for task in tasks) == panel.task_ids
     assert tuple(task.env_seed for task in tasks) == panel.seeds
     assert set(panel.task_ids[:5]) == set(CITIES)
+    assert "Quiz lists 5 tasks, so some of the 7 are the same" in capsys.readouterr().out
     # The second round of a task has another seed, and none is one of training.
     assert len(set(panel.seeds)) == 7
     assert min(panel.seeds) >= 2**30
@@ -181,14 +202,20 @@ def test_seeds_of_ones_own_choose_the_tasks(monkeypatch):
     assert [(task.env_seed, task.options) for task in tasks] == [(4, None), (9, None)]
 
 
-def test_tasks_of_training_keep_their_options(monkeypatch):
-    asked = []
-    monkeypatch.setattr(Quiz, "task_ids", lambda self: asked.append(self) or CITIES)
-    tasks = panel_tasks(config(evaluation_task_seeds=[4]))
-    runner = LLMEnvRunner(config=config(), worker_index=0)
-    assert runner._named(tasks) is tasks
-    assert not asked
-    runner.stop()
+def test_tasks_of_training_keep_their_options():
+    chosen = GroupTask(0, 1, 1, options={"task_id": "Lima"})
+    (placed,) = panel_tasks(config(evaluation_duration=1))
+    named = with_task_ids([chosen, placed], ["Oslo"])
+    assert [task.options for task in named] == [{"task_id": "Lima"}, {"task_id": "Oslo"}]
+
+
+def test_a_panel_asks_for_no_environment_but_the_first(monkeypatch):
+    # What is made during an evaluation follows on_env_failure, as any other environment.
+    settings = config(evaluation_duration=7)
+    made = []
+    monkeypatch.setattr(Quiz, "__init__", lambda self, *a, **k: made.append(self) or None)
+    tasks_of_a_runner(monkeypatch, settings)
+    assert len(made) == 1
 
 
 # Files -------------------------------------------------------------------------------------------

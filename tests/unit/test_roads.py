@@ -40,6 +40,7 @@ def config_of(learner_gpus: float = 0, engine_gpus: float = 0, **engines: Any) -
         (0.09, 0.07, 13, "ipc"),
         # Fractions, but no two of them fit on one GPU.
         (0.7, 0.7, 1, "nccl"),
+        (1, 0.6, 4, "nccl"),
     ],
 )
 def test_auto_takes_the_road_that_the_gpus_allow(learner_gpus, engine_gpus, num_engines, road):
@@ -54,7 +55,8 @@ def test_the_engines_of_all_policies_count():
     def of_policies(*gpus: float) -> GiGPOConfig:
         return config_of(*gpus).multi_agent(policies={"a", "b"})
 
-    assert of_policies(1, 0.5).weight_road == "ray"
+    # A group of NCCL is of one policy: the two engines may share the second GPU.
+    assert of_policies(1, 0.5).weight_road == "nccl"
     assert of_policies(0.5, 0.5).weight_road == "ray"
     assert of_policies(0.5, 0.25).weight_road == "ipc"
     assert of_policies(1, 1).weight_road == "nccl"
