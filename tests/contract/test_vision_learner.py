@@ -12,6 +12,7 @@ import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 from transformers import AutoModelForImageTextToText
 
+from rllib_gigpo.checkpoints import Place, save_whole
 from rllib_gigpo.encoding import Encoded
 from rllib_gigpo.engines.base import Request, Sampling
 from rllib_gigpo.engines.transformers_engine import TransformersEngine
@@ -147,7 +148,10 @@ def test_the_engine_says_what_the_learner_says_after_an_update(folder):
 def test_an_exported_model_sees_the_same(folder, tmp_path):
     learner = build_learner(config_of(folder))
     update(learner, rows_of(folder))
-    learner.save_to_path(tmp_path / "run" / "learner_group" / "learner")
+    save_whole(
+        Place.of(tmp_path / "run"),
+        lambda to: learner.save_to_path(to / "learner_group" / "learner"),
+    )
     out = export(tmp_path / "run", tmp_path / "out")
     model, report = AutoModelForImageTextToText.from_pretrained(out, output_loading_info=True)
     assert not report["missing_keys"]

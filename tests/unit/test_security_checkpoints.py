@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from rllib_gigpo import AgentProfile, GiGPO, LoRASettings, pickled_arrays, safe_pickle
 from rllib_gigpo.agent.parsing import Action
+from rllib_gigpo.checkpoints import MANIFEST, Place, _write_manifest, save_whole
 from rllib_gigpo.evaluate.main import _player
 from rllib_gigpo.export import export
 from rllib_gigpo.recording.folder import write_bytes
@@ -54,9 +55,13 @@ def checkpoint_of(learner, path: Path, **settings) -> Path:
     config = tiny_config()
     told = {**config.to_dict(), "profile": config.agent_profile, **settings}
     content = {"class": GiGPO, "ctor_args_and_kwargs": ((told,), {})}
-    write_bytes(path / "class_and_ctor_args.pkl", cloudpickle.dumps(content))
-    module = path / "learner_group" / "learner" / "rl_module" / "default_policy"
-    module_of(learner).save_to_path(str(module))
+
+    def write(folder: Path) -> None:
+        write_bytes(folder / "class_and_ctor_args.pkl", cloudpickle.dumps(content))
+        module = folder / "learner_group" / "learner" / "rl_module" / "default_policy"
+        module_of(learner).save_to_path(str(module))
+
+    save_whole(Place.of(path), write)
     return path
 
 
@@ -117,6 +122,9 @@ def test_every_kind_of_policy_is_read_without_trust(model, kind, tmp_path):
 )
 def test_a_bomb_in_a_checkpoint_does_not_go_off(name, checkpoint, bomb, mark, tmp_path):
     write_bytes(checkpoint / name, bomb)
+    # A manifest that fits: whoever plants a bomb writes one too.
+    (checkpoint / MANIFEST).unlink()
+    _write_manifest(checkpoint, {})
     run("evaluate", str(checkpoint), "--tasks", "1", "--output", str(tmp_path / "out"))
     run("export", str(checkpoint), str(tmp_path / "model"))
     run("play", "KeyDoor", "--max-steps", "1", "--model", str(checkpoint))
