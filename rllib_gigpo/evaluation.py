@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
@@ -53,7 +53,7 @@ def panel_order(env: Any) -> list[Any]:
     listed = env.get_wrapper_attr("task_ids") if env.has_wrapper_attr("task_ids") else None
     if not callable(listed):
         return []
-    ids = list(listed())
+    ids = list(cast("Sequence[Any]", listed()))
     if len(set(ids)) < len(ids):
         _LOG.warning(
             "%s.task_ids() lists %d ids, %d of them different: reset seeds choose the tasks of a "
