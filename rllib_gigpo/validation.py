@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_gigpo.agent.profile import AgentProfile
 from rllib_gigpo.correction import RolloutCorrection
-from rllib_gigpo.engines.roads import check_road
-from rllib_gigpo.engines.vllm.settings import VLLMSettings
+from rllib_gigpo.engine_checks import check_engine
 from rllib_gigpo.family_checks import check_family
 from rllib_gigpo.liger import runs_without_gpu
 from rllib_gigpo.lora import LoRASettings
@@ -143,28 +141,6 @@ _NUMBER_OR_NONE = {
 }
 
 
-# What `VLLMSettings` calls otherwise than the config.
-_VLLM_NAMES = {
-    "enable_sleep_mode": "engine_sleep",
-    "num_gpus": "engine_num_gpus",
-    "num_cpus": "engine_num_cpus",
-}
-# What `GiGPOConfig.vllm_settings` takes from elsewhere.
-_OF_OTHER_SETTINGS = {
-    "dtype": "llm(dtype=...)",
-    "max_model_len": "llm(max_prompt_tokens=..., max_response_tokens=...)",
-    "max_num_seqs": "llm(max_num_seqs=...)",
-    "num_gpus": "engines(engine_num_gpus=...)",
-    "num_cpus": "engines(engine_num_cpus=...)",
-    "enable_lora": "llm(lora=...)",
-    "max_lora_rank": "llm(lora=...)",
-    "enable_sleep_mode": "engines(engine_sleep=...)",
-    "weight_transfer": "engines(weight_sync=...)",
-    "seed": "debugging(seed=...)",
-}
-_VLLM_NAME = re.compile(rf"\b(?:{'|'.join(_VLLM_NAMES)})\b")
-
-
 def check_settings(config: GiGPOConfig) -> None:
     """Check every setting of GiGPO.
 
@@ -226,7 +202,7 @@ def _checks(config: GiGPOConfig) -> Iterator[Callable[[], Iterator[str] | None]]
         _check_profile,
         _check_model,
         _check_lora,
-        _check_engine,
+        check_engine,
         _check_mapping,
         _check_sharding,
         _check_kernels,
@@ -327,48 +303,6 @@ def _check_signals(chosen: Any) -> None:
             f"watchdog(signals={chosen!r}): expected a list of {', '.join(map(repr, SIGNALS))}; "
             "watchdog(enabled=False) looks at none"
         )
-
-
-def _check_engine(config: GiGPOConfig) -> Iterator[str]:
-    if config.probe_tolerance is not None:
-        check_range("probe_tolerance", config.probe_tolerance, 0.0, math.inf)
-    check_road(config)
-    if config.engine == "transformers":
-        for name, default in (
-            ("num_engines", 1),
-            ("engine_num_gpus", 0.0),
-            ("engine_sleep", False),
-        ):
-            if getattr(config, name) != default:
-                yield (
-                    f"{name}={getattr(config, name)!r} is of the vLLM engines: set engine='vllm', "
-                    f"or leave it at {default!r}"
-                )
-        if config.engine_options:
-            yield (
-                f"engine_options={config.engine_options!r} are of the vLLM engines: set "
-                "engine='vllm', or leave them empty"
-            )
-        return
-    taken, free = set(_OF_OTHER_SETTINGS), set(VLLMSettings.__dataclass_fields__)
-    for name in config.engine_options:
-        if name in taken:
-            yield (
-                f"engine_options={config.engine_options!r}: {name} has a setting of its own, which "
-                f"others read too; use {_OF_OTHER_SETTINGS[name]}"
-            )
-            return
-        if name not in free:
-            yield (
-                f"engine_options={config.engine_options!r}: engines have no option {name!r}; "
-                f"expected some of {', '.join(sorted(free - taken))}"
-            )
-            return
-    try:
-        _ = config.vllm_settings
-    except (TypeError, ValueError) as error:
-        fault = _VLLM_NAME.sub(lambda found: _VLLM_NAMES[found.group()], str(error))
-        yield f"engine_options={config.engine_options!r}: {fault}"
 
 
 def _check_sharding(config: GiGPOConfig) -> Iterator[str]:

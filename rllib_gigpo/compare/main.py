@@ -102,8 +102,9 @@ def _import_path(args: argparse.Namespace) -> dict[str, str]:
     from rllib_gigpo.imports import folders_of
 
     config = [args.config.rpartition(":")[0]] if args.config else []
-    paths = [*folders_of([*args.imports, *config]), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    folders = folders_of([*args.imports, *config])
+    known = [path] if (path := os.environ.get("PYTHONPATH")) else []
+    return {"PYTHONPATH": os.pathsep.join([*folders, *known])} if folders else {}
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

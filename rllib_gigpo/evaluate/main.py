@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,9 +205,8 @@ def _panel(args: argparse.Namespace, player: _Player) -> Any:
 
     config = GiGPOConfig().evaluation(evaluation_duration=args.tasks)
     content = {} if player.checkpoint is None else {"checkpoint": player.checkpoint}
-    env = player.spec.make()
-    order = panel_order(env)
-    env.close()
+    with closing(player.spec.make()) as env:
+        order = panel_order(env)
     if 0 < len(order) < args.tasks:
         print(
             f"{player.env} lists {len(order)} tasks, so some of the {args.tasks} are the same, and "

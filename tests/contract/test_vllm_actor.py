@@ -18,7 +18,6 @@ from tiny_models import build_tiny_folder, forward_logps, tiny_adapter, tiny_mod
 from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling, generate_batch
 from rllib_gigpo.engines.packing import checksums, pack
 from rllib_gigpo.engines.published import Published
-from rllib_gigpo.engines.vllm.actor import check_reserved
 from rllib_gigpo.engines.vllm.fleet import Fleet
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from rllib_gigpo.engines.vllm.remote import RemoteVLLMEngine
@@ -48,16 +47,6 @@ def engine(local_ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def base() -> Any:
     return tiny_model("llama", tied=True)
-
-
-def test_no_engine_takes_a_gpu_that_ray_has_not_reserved(monkeypatch):
-    from vllm.platforms import current_platform
-
-    check_reserved(SETTINGS)
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    with pytest.raises(EngineError, match=r"engine_num_gpus=0, .*: set engines\(engine_num_gpus=1"):
-        check_reserved(SETTINGS)
-    check_reserved(dataclasses.replace(SETTINGS, num_gpus=0.5))
 
 
 def requests_of(

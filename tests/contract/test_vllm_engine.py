@@ -17,6 +17,7 @@ import torch
 from tiny_models import Family, build_tiny_folders, forward_logps, tiny_adapter, tiny_model
 
 from rllib_gigpo.engines.base import Completion, EngineError, Request, Sampling, generate_batch
+from rllib_gigpo.engines.vllm.actor import check_reserved
 from rllib_gigpo.engines.vllm.engine import VLLMEngine
 from rllib_gigpo.engines.vllm.process import EngineDiedError
 from tests.with_vllm import needs_vllm, tiny_settings
@@ -247,3 +248,13 @@ def test_closing_ends_running_requests_and_death_reaches_everyone(
     with pytest.raises(EngineDiedError):
         mortal.load_weights("llama", weights, 1)
     mortal.close()
+
+
+def test_no_engine_takes_a_gpu_that_ray_has_not_reserved(monkeypatch):
+    from vllm.platforms import current_platform
+
+    check_reserved(SETTINGS)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with pytest.raises(EngineError, match=r"engine_num_gpus=0, .*: set engines\(engine_num_gpus=1"):
+        check_reserved(SETTINGS)
+    check_reserved(dataclasses.replace(SETTINGS, num_gpus=0.5))

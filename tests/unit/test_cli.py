@@ -152,6 +152,10 @@ def test_a_check_takes_its_options_before_and_behind_the_config():
         (("record", "KeyDoor", "--policy", "no", "--output", "{}/x"), "or one of ['expert', 'ran"),
         (("sft", "--model", "tiny", "--data", "{}/none", "--output", "{}/m"), "No such file"),
         (("compare", "--set", "{{", "--output", "{}"), "--set '{{' is not JSON"),
+        (
+            ("compare", "--config", "x.py:f", "--import", "{}/no.py", "--output", "{}"),
+            "no.py': name one, such as my_run.py",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence_of_the_parser(arguments, sentence, tmp_path, capsys):
@@ -287,6 +291,25 @@ class TestReplay:
         assert "--- step 1," not in result.stdout
         assert "--- step 2," in result.stdout
         assert "return 1, won" in result.stdout
+
+    @pytest.mark.parametrize("command", ["play", "replay", "record"])
+    def test_what_is_imported_may_register_first(self, command, file, tmp_path):
+        script = tmp_path / "registers.py"
+        script.write_text(
+            "from envs.key_door import KeyDoor\n"
+            "from rllib_gigpo import register_llm_env\n"
+            "from rllib_gigpo.agent.profiles.key_door import profile\n"
+            f"register_llm_env('Only of {command}', lambda c: KeyDoor(**c), profile)\n"
+        )
+        name = f"Only of {command}"
+        words = {
+            "play": ["play", name, "--player", "expert"],
+            "replay": ["replay", str(file), "--env", name, "--player", "expert"],
+            "record": ["record", name, "--episodes=1", f"--output={tmp_path / 'x'}"],
+        }[command]
+        assert run(*words).exit_code == 2
+        found = run(*words, "--import", str(script))
+        assert (found.exit_code, found.stderr) == (0, "")
 
     def test_a_step_that_the_episode_lacks_is_named_first_of_all(self, file):
         result = run("replay", str(file), "--from", "9", "--player", "expert")

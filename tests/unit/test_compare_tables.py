@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rllib_gigpo.compare.main import main
+from rllib_gigpo.compare.main import _import_path, main
 from rllib_gigpo.compare.plots import curves_over
 from rllib_gigpo.compare.runs import planned_runs, read_results
 from rllib_gigpo.compare.tables import HEADER, comparison_rows, latex_table, markdown_table
+from rllib_gigpo_cli.parsers import compare_parser
 
 
 def _run(algo: str, seed: int, success: float, curve: list[float]) -> dict:
@@ -129,3 +130,15 @@ def test_bad_input_is_one_sentence(arguments: list[str], told: str, tmp_path: Pa
         main([*arguments, "--output", str(tmp_path), "--warm-episodes", "2"])
     assert ended.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_workers_find_what_lies_beside_the_named_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    args = compare_parser().parse_args(
+        ["--import", "a/my.py", "--import", "pkg", "--config=b/c.py:f"]
+    )
+    assert _import_path(args) == {"PYTHONPATH": f"{tmp_path}/a:{tmp_path}/b:/theirs"}
+    monkeypatch.delenv("PYTHONPATH")
+    assert _import_path(args) == {"PYTHONPATH": f"{tmp_path}/a:{tmp_path}/b"}
+    assert _import_path(compare_parser().parse_args([])) == {}

@@ -14,9 +14,10 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from rllib_gigpo.agent import AgentProfile, ChatTemplate
 from rllib_gigpo.config import GiGPOConfig
 from rllib_gigpo.correction import RolloutCorrection
+from rllib_gigpo.engine_checks import OF_OTHER_SETTINGS
 from rllib_gigpo.engines.vllm.settings import VLLMSettings
 from rllib_gigpo.registry import register_llm_env
-from rllib_gigpo.validation import _OF_OTHER_SETTINGS, setting_faults
+from rllib_gigpo.validation import setting_faults
 from tests.fakes import Countdown
 
 
@@ -459,7 +460,7 @@ def test_every_field_of_an_engine_is_an_option_or_has_a_setting_of_its_own():
         config.engines(engine_options={field.name: getattr(plain, field.name)})
         fault = next((str(f) for f in setting_faults(config)), None)
         # What the config itself sets differs from the engine's own default here, or may.
-        assert (fault is None) == (field.name not in _OF_OTHER_SETTINGS), (field.name, fault)
+        assert (fault is None) == (field.name not in OF_OTHER_SETTINGS), (field.name, fault)
 
 
 def test_a_relative_run_folder_is_where_the_config_was_made(tmp_path, monkeypatch):
